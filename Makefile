@@ -1,0 +1,36 @@
+# Every target creates .venv when it is missing or older than the dependency lists.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+RECORDS ?= outputs/demo
+
+.PHONY: demo test check figures slow clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(READY)  ## train a head on the embedded pair, evaluate, draw
+	$(RUN) -m diversed.demo
+
+figures: $(READY)  ## redraw the figure from the records in RECORDS
+	$(RUN) -m diversed.demo --figures-only --records $(RECORDS)
+
+check: $(READY)  ## lint, types, unit tests
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(RUN) -m pytest --quiet tests/unit
+
+test: $(READY)  ## everything but slow, gpu and network tests
+	$(RUN) -m pytest --quiet
+
+slow: $(READY)  ## the long tests
+	$(RUN) -m pytest --quiet -m slow
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,199 @@
+"""Typed config schemas, and how a script turns bad input into one clear line.
+
+Only numbers and choices live here; ranges are checked by the classes that use the values.
+"""
+
+import difflib
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException, ValidationError
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+ERROR_FILE = "error.txt"
+
+_WANTS_TRACE = os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
+@dataclass
+class DecodingConfig:
+    """Group `decoding`; see `core.loop.DecodeSettings` and `core.probs.Sampling`."""
+
+    draft_length: int = 5
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int | None = None  # null: what the task asks for
+
+
+@dataclass
+class ObjectiveConfig:
+    """Group `objective`; see `objective.acceptance.ObjectiveSettings` and `training`."""
+
+    acceptance_weight: Any = "${lambda}"  # set it as `lambda` on the command line
+    acceptance_reduction: str = "mean"
+    advantage: str = "rloo"
+    clip_ratio: float = 0.5
+    uses_direct_gradient: bool = True
+    uses_score_gradient: bool = True
+    prompts_per_step: int = 16
+    samples_per_prompt: int = 8
+    updates_per_rollout: int = 3
+    num_rollouts: int = 60
+    grad_clip: float = 5.0
+    validate_every: int = 10
+    save_every: int = 5
+    num_validation_prompts: int = 256
+
+
+@dataclass
+class EvaluationConfig:
+    """Group `evaluation`; see `evaluation.runner.evaluate_task`."""
+
+    split: str = "test"
+    num_prompts: int | None = 512  # null: the whole split
+    samples_per_prompt: int = 1
+    batch_size: int = 64
+    writes_trace: bool = True
+
+
+def register_schemas() -> None:
+    """Make the schemas known to Hydra; `conf/<group>/default.yaml` builds on them."""
+    store = ConfigStore.instance()
+    store.store(group="decoding", name="schema", node=DecodingConfig)
+    store.store(group="objective", name="schema", node=ObjectiveConfig)
+    store.store(group="evaluation", name="schema", node=EvaluationConfig)
+
+
+class InputError(Exception):
+    """Something the user gave cannot be used; the message is one line that says what would do."""
+
+
+class Interrupted(Exception):
+    """The user stopped the run; the message says how to resume."""
+
+
+@contextmanager
+def input_errors() -> Iterator[None]:
+    """Turn what bad input raises in the enclosed set-up into `InputError`."""
+    try:
+        yield
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ValueError | OSError):
+            raise InputError(_one_line(cause)) from error
+        raise InputError(_one_line(error)) from error  # Hydra's text names the component
+    except (ValueError, OSError, OmegaConfBaseException) as error:
+        raise InputError(_one_line(error)) from error
+
+
+def run_script(main: Callable[[], Any], config_folder: Path, config_name: str) -> None:
+    """Run a `hydra.main` function; bad input ends in one line on stderr and exit code 2.
+
+    With HYDRA_FULL_ERROR=1 in the environment the stack trace is shown instead.
+
+    Args:
+        main: Decorated with `hydra.main`.
+        config_folder: Where its configs are, for suggestions.
+        config_name: Its primary config.
+    """
+    register_schemas()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # lets Hydra's own errors come here as exceptions
+    try:
+        main()
+    except Interrupted as stop:
+        _fail(str(stop), EXIT_INTERRUPTED)
+    except (InputError, HydraException, OmegaConfBaseException, OSError) as error:
+        if _WANTS_TRACE:
+            raise
+        _fail(_explain(error) + _suggestion(error, config_folder, config_name), EXIT_BAD_INPUT)
+
+
+def run_job(job: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
+    """Run one job of a script in its Hydra folder.
+
+    Bad input leaves nothing behind in a single run. In a multirun the point keeps its folder with
+    the error in it (`error.txt`), and the other points go on.
+    """
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    is_single = HydraConfig.get().mode == RunMode.RUN
+    try:
+        return job(cfg, folder)
+    except InputError as error:
+        logging.shutdown()
+        if is_single:
+            discard_job_folder(folder)
+            if not _WANTS_TRACE:
+                _fail(str(error), EXIT_BAD_INPUT)
+        else:
+            (folder / ERROR_FILE).write_text(f"{error}\n")
+        raise
+
+
+def discard_job_folder(folder: Path) -> None:
+    """Remove a job's folder unless something else than Hydra's own files is in it."""
+    if folder.is_dir() and all(
+        path.name == ".hydra" or path.suffix == ".log" for path in folder.iterdir()
+    ):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    sys.stderr.write(f"{message}\n")
+    sys.exit(code)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines) or type(error).__name__
+
+
+def _explain(error: Exception) -> str:
+    """Return one line for an error of Hydra, OmegaConf or the file system."""
+    text = _one_line(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return (
+            f"{error.filename}: {error.strerror}; choose a folder that can be written with "
+            "hydra.run.dir=... (hydra.sweep.dir=... in a multirun)"
+        )
+    if isinstance(error.__cause__, ValidationError):  # what is wrong with the value
+        text += f": {str(error.__cause__).splitlines()[0]}"
+    key = getattr(error, "full_key", None)
+    return f"{key}: {text}" if key and key not in text else text
+
+
+def _suggestion(error: Exception, config_folder: Path, config_name: str) -> str:
+    """Return a hint at the nearest known key where an override names an unknown one."""
+    found = re.search(r"Could not (?:override|append to config.*?) '([^']+)'", str(error))
+    if found is None:
+        return ""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_folder), version_base="1.3"):
+        keys = list(_leaves(compose(config_name)))
+    close = difflib.get_close_matches(found.group(1), keys, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; known keys: {', '.join(keys)}"
+
+
+def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in map(str, node):
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            yield from _leaves(child, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

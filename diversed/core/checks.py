@@ -1,0 +1,37 @@
+"""Argument checks of the core; each names the argument and what it held."""
+
+import torch
+from torch import Tensor
+
+
+def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Raise ValueError unless `tensor` has `shape`; None stands for any size."""
+    actual = tuple(tensor.shape)
+    fits = len(actual) == len(shape) and all(
+        wanted is None or wanted == size for wanted, size in zip(shape, actual, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"{name} has shape {actual}, expected {shape}")
+
+
+def check_same_shape(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Raise ValueError unless both tensors have the same shape."""
+    if tensor.shape != other.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, {other_name} has {tuple(other.shape)}"
+        )
+
+
+def check_probs(name: str, probs: Tensor, tolerance: float = 1e-4) -> None:
+    """Raise ValueError unless the last dimension of `probs` holds distributions."""
+    if not bool(torch.isfinite(probs).all()) or bool((probs < 0).any()):
+        raise ValueError(f"{name} has negative or non-finite entries")
+    total = probs.sum(-1)
+    if not bool(torch.allclose(total, torch.ones_like(total), atol=tolerance)):
+        raise ValueError(f"{name} does not sum to 1: sums reach {float(total.max())}")
+
+
+def check_unit_interval(name: str, value: float) -> None:
+    """Raise ValueError unless 0 <= value <= 1 (NaN fails)."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name}={value}: must lie in [0, 1]")

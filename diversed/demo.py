@@ -1,0 +1,211 @@
+"""The main job in one command, from a checkout: train, evaluate, time and draw on the tiny pair.
+
+    python -m diversed.demo [--output outputs/demo] [--figures-only --records FOLDER]
+
+Everything is made by the same jobs that `train.py` and `eval.py` run, with their default settings;
+figure and table are functions of the records alone.
+"""
+
+import argparse
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.text import Text
+
+from diversed.app import build_decoder, evaluate, train
+from diversed.config import InputError, Interrupted, register_schemas
+from diversed.evaluation.summary import distance_to_static_front, summarise
+from diversed.evaluation.timing import interleaved_speeds, speed_ratio
+from diversed.figures.plots import plot_front, save_figure
+from diversed.figures.tables import results_table, to_markdown
+from diversed.generation import row_key
+from diversed.records.store import (
+    RecordsError,
+    read_records,
+    read_runs,
+    read_trace,
+    write_json,
+)
+from diversed.theory.bootstrap import Interval
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"
+STATIC_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.85, 0.9, 0.95)  # w = 1 is the lossless run
+NUM_TIMED_PROMPTS = 24
+NUM_SAMPLES = 3
+SPEEDS_FILE = "speeds.csv"
+SAMPLES_FILE = "samples.txt"
+MARKS = {"accepted": ("", "", "green"), "recovered": ("[", "]", "red"), "bonus": ("<", ">", "blue")}
+
+
+def main() -> None:
+    """Run the demo, or redraw its figure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("outputs/demo"))
+    parser.add_argument("--figures-only", action="store_true", help="only draw, from --records")
+    parser.add_argument("--records", type=Path, help="folder of finished runs; default: --output")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for noisy in ("httpx", "lightning.pytorch", "lightning.fabric", "matplotlib"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    records = arguments.records or arguments.output
+    try:
+        if not arguments.figures_only:
+            run_demo(arguments.output)
+        report(records, Console())
+    except (InputError, RecordsError, OSError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    except Interrupted:
+        sys.exit("stopped; `make demo` starts afresh")
+
+
+def run_demo(output: Path) -> None:
+    """Train a head, evaluate it, the static points and plain decoding, and time them.
+
+    Args:
+        output: Folder of the demo; an older one is replaced.
+    """
+    started = time.perf_counter()
+    if output.exists():
+        shutil.rmtree(output)
+    register_schemas()
+    head_folder = output / "runs" / "diversed"
+    evaluations = {"autoregressive": ["verifier=autoregressive"], "lossless": ["verifier=lossless"]}
+    for weight in STATIC_WEIGHTS:
+        overrides = ["verifier=static", f"verifier.weight={weight}"]
+        evaluations[f"static-{weight:g}"] = overrides
+    train(_config("train"), head_folder)
+    for name, overrides in evaluations.items():
+        evaluate(_config("eval", *overrides), output / "runs" / name)
+    timed = evaluations | {"diversed": ["verifier=diversed", f"verifier.checkpoint={head_folder}"]}
+    logger.info("timing %d methods at batch 1 on %d prompts", len(timed), NUM_TIMED_PROMPTS)
+    decoders, prompts, keys = {}, [], []
+    for name, overrides in timed.items():
+        run = read_records(output / "runs" / name)
+        decoders[run["run_name"].iloc[0]] = build_decoder(_config("eval", *overrides))
+        head = run.head(NUM_TIMED_PROMPTS)
+        prompts = head["prompt"].tolist()
+        keys = [row_key(prompt_id, 0) for prompt_id in head["prompt_id"]]
+    interleaved_speeds(decoders, prompts, keys).to_csv(output / SPEEDS_FILE, index=False)
+    logger.info("the demo's work took %.0f s", time.perf_counter() - started)
+
+
+def report(folder: Path, console: Console) -> None:
+    """Draw the figure and print table, distances, speeds and samples of a folder of runs.
+
+    Args:
+        folder: Holds the folders of finished runs, at any depth.
+        console: Where to print.
+
+    Raises:
+        RecordsError: There are no records below the folder.
+    """
+    records = read_runs(folder)
+    table = summarise(records)
+    speeds = None
+    if (folder / SPEEDS_FILE).is_file():
+        speeds = pd.read_csv(folder / SPEEDS_FILE)
+        sums = speeds.groupby("run_name")[["num_tokens", "seconds"]].sum()
+        per_second = sums["num_tokens"] / sums["seconds"]
+        table["tokens_per_second"] = table["run_name"].map(per_second)
+    figures = save_figure(plot_front(table, quality_label="accuracy"), folder / "front")
+    display = results_table(table)
+    (folder / "results.md").write_text(to_markdown(display))
+    console.print(to_markdown(display), soft_wrap=True, highlight=False, markup=False)
+    results: dict[str, Any] = {}
+    for run_name in table.loc[table["method"] == "diversed", "run_name"]:
+        results[run_name] = _print_distances(records, run_name, console)
+        if speeds is not None:
+            results[run_name]["speed"] = _print_speeds(table, speeds, run_name, console)
+    write_json(folder / "distances.json", results)
+    _print_samples(folder, console)
+    console.print("\nWhere everything lies:")
+    for path in (*figures, folder / "results.md", folder / "distances.json", folder / SAMPLES_FILE):
+        console.print(f"  {path}", soft_wrap=True, highlight=False)
+    console.print(f"  {folder}/runs/: records, per-token traces and manifests, one folder a run")
+
+
+def _config(name: str, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        cfg: DictConfig = compose(name, overrides=list(overrides))
+        return cfg
+
+
+def _interval_text(interval: Interval) -> str:
+    """Return an interval as text, such as "+0.387 [+0.350, +0.420]"."""
+    return f"{interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+def _print_distances(records: pd.DataFrame, run_name: str, console: Console) -> dict[str, Any]:
+    distance = distance_to_static_front(records, run_name)
+    console.print(f"\n{run_name} above the static points (95 % interval, paired over prompts):")
+    for label, interval in (
+        ("hull, accuracy at equal acceptance", distance.quality_above_hull),
+        ("hull, acceptance at equal accuracy", distance.acceptance_above_hull),
+        ("curve, accuracy at equal acceptance", distance.quality_above_curve),
+        ("curve, acceptance at equal accuracy", distance.acceptance_above_curve),
+    ):
+        console.print(f"  {label}: {_interval_text(interval)}", highlight=False, markup=False)
+    return asdict(distance)
+
+
+def _print_speeds(
+    table: pd.DataFrame, speeds: pd.DataFrame, run_name: str, console: Console
+) -> dict[str, Any]:
+    console.print("speed at batch 1, relative to the same adapter (95 % interval over prompts):")
+    ratios = {}
+    for method in ("autoregressive", "lossless"):
+        for baseline in table.loc[table["method"] == method, "run_name"]:
+            interval = speed_ratio(speeds, run_name, baseline)
+            ratios[baseline] = asdict(interval)
+            text = f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+            console.print(f"  {text} times {baseline}", highlight=False, markup=False)
+    return ratios
+
+
+def _print_samples(folder: Path, console: Console) -> None:
+    """Show some completions with each token's fate, on screen and as a text file."""
+    candidates = sorted((folder / "runs").glob("diversed*"))
+    if not candidates:
+        return
+    trace = read_trace(candidates[0])
+    records = read_records(candidates[0]).head(NUM_SAMPLES)
+    legend = "accepted as is, [recovered], <bonus>"
+    console.print(f"\nSample answers ({legend}):", highlight=False, markup=False)
+    lines = [legend, ""]
+    for row in records.to_dict("records"):
+        text = _marked(trace, row)
+        verdict = "right" if row["quality"] == 1 else f"wrong, {row['reference']} is right"
+        console.print(Text(row["prompt"], style="bold"), end="")
+        console.print(text, f"({verdict})\n", highlight=False, markup=False)
+        lines += [row["prompt"].rstrip(), text.plain, f"({verdict})", ""]
+    (folder / SAMPLES_FILE).write_text("\n".join(lines))
+
+
+def _marked(trace: pd.DataFrame, row: Mapping[Any, Any]) -> Text:
+    tokens = trace[
+        (trace["prompt_id"] == row["prompt_id"])
+        & (trace["sample"] == row["sample"])
+        & trace["status"].isin(list(MARKS))
+    ].sort_values("position")
+    text = Text()
+    for token, status in zip(tokens["token"], tokens["status"], strict=True):
+        before, after, style = MARKS[status]
+        space = " " if token.startswith(" ") else ""
+        text.append(f"{space}{before}{token.strip(' ')}{after}", style=style)
+    return text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Decode a task with a rule and say how well and how fast it went."""

@@ -1,0 +1,213 @@
+"""Decode a split of a task: one record per prompt and sample, and the per-token trace.
+
+A prompt that cannot be decoded becomes a row with an `error`; no prompt is left out.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from diversed.core.types import Status, Trace
+from diversed.evaluation.timing import timed
+from diversed.generation import Generation, PromptError, SpeculativeDecoder, row_key
+from diversed.records.schema import ROW_COLUMNS, TRACE_COLUMNS
+from diversed.tasks.base import Example, Task
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int], None]
+"""Called with the number of prompts that were just finished."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Records of one run.
+
+    Attributes:
+        rows: One mapping per (prompt, sample) with the columns of `records.schema.ROW_COLUMNS`.
+        trace: Columns of `records.schema.TRACE_COLUMNS`.
+    """
+
+    rows: list[dict[str, Any]]
+    trace: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class _Request:
+    example: Example
+    sample: int
+    prompt: str
+
+
+def evaluate_task(
+    decoder: SpeculativeDecoder,
+    task: Task,
+    examples: Sequence[Example],
+    *,
+    samples_per_prompt: int = 1,
+    batch_size: int = 64,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Complete and score examples.
+
+    Random numbers belong to (seed, example id, sample), so runs that share a seed share them, and
+    neither batch size nor order changes a completion.
+
+    Args:
+        decoder: Pair, rule and settings.
+        task: Builds prompts and scores completions.
+        examples: Rows of one split.
+        samples_per_prompt: Completions of each prompt.
+        batch_size: Rows decoded together.
+        progress: Told of finished rows.
+
+    Returns:
+        Records and trace.
+
+    Raises:
+        PromptError: Not one prompt can be decoded; its message is that of the first.
+        ValueError: A number is below 1, or there are no examples.
+    """
+    for name, number in (("samples_per_prompt", samples_per_prompt), ("batch_size", batch_size)):
+        if number < 1:
+            raise ValueError(f"evaluation.{name}={number}: must be at least 1")
+    if not examples:
+        raise ValueError("there are no examples to evaluate")
+    good: list[_Request] = []
+    failed: list[tuple[_Request, PromptError]] = []
+    for example in examples:
+        prompt = task.prompt(example)
+        error = _prompt_error(decoder, prompt)
+        for sample in range(samples_per_prompt):
+            request = _Request(example, sample, prompt)
+            if error is None:
+                good.append(request)
+            else:
+                failed.append((request, error))
+    if not good:
+        raise failed[0][1]
+    if failed:
+        logger.warning("%d of %d prompts cannot be decoded", len(failed), len(failed) + len(good))
+    rows = [_failed_row(task, request, str(error)) for request, error in failed]
+    traces = []
+    for batch in _batches(good, batch_size):
+        prompts = [request.prompt for request in batch]
+        keys = [row_key(request.example["id"], request.sample) for request in batch]
+        generation, seconds = timed(partial(decoder.generate, prompts, keys), decoder.pair.device)
+        rows += _rows(task, batch, generation, seconds / len(batch))
+        traces.append(_trace_table(decoder, batch, generation.result.trace))
+        if progress is not None:
+            progress(len(batch))
+    return Evaluation(rows=rows, trace=pd.concat(traces, ignore_index=True))
+
+
+def _prompt_error(decoder: SpeculativeDecoder, prompt: str) -> PromptError | None:
+    try:
+        decoder.encode_prompt(prompt)
+    except PromptError as error:
+        return error
+    return None
+
+
+def _batches(requests: list[_Request], batch_size: int) -> Iterator[list[_Request]]:
+    for start in range(0, len(requests), batch_size):
+        yield requests[start : start + batch_size]
+
+
+def _rows(
+    task: Task, batch: list[_Request], generation: Generation, seconds: float
+) -> list[dict[str, Any]]:
+    result = generation.result
+    counts = result.counts
+    columns: dict[str, list[Any]] = {
+        "num_tokens": counts.emitted.tolist(),
+        "num_drafted": counts.drafted.tolist(),
+        "num_judged": counts.judged.tolist(),
+        "num_accepted": counts.accepted.tolist(),
+        "num_recovered": counts.recovered.tolist(),
+        "num_bonus": counts.bonus.tolist(),
+        "num_blocks": counts.blocks.tolist(),
+        "num_draft_calls": counts.draft_calls.tolist(),
+        **_means_over_emitted(result.trace, len(batch)),
+    }
+    rows = []
+    for index, request in enumerate(batch):
+        text = generation.texts[index]
+        row = _empty_row(task, request) | {
+            "text": text,
+            "answer": task.extract(text),
+            "quality": task.score(text, request.example),
+            "end_reason": result.end_reasons[index],
+            "is_truncated": result.end_reasons[index] == "length",
+            "seconds": seconds,
+        }
+        rows.append(row | {name: values[index] for name, values in columns.items()})
+    return rows
+
+
+def _empty_row(task: Task, request: _Request) -> dict[str, Any]:
+    reference = request.example.get("answer")
+    return dict.fromkeys(ROW_COLUMNS) | {
+        "prompt_id": request.example["id"],
+        "sample": request.sample,
+        "prompt": request.prompt,
+        "reference": None if reference is None else str(reference),
+    }
+
+
+def _failed_row(task: Task, request: _Request, error: str) -> dict[str, Any]:
+    return _empty_row(task, request) | {"error": error}
+
+
+def _means_over_emitted(trace: Trace, num_rows: int) -> dict[str, list[float | None]]:
+    """Return per-row means over emitted tokens of known value; None where there is none."""
+    emitted = trace.is_emitted
+    row = trace.row[emitted]
+
+    def total(values: Tensor) -> tuple[Tensor, Tensor]:
+        values = values[emitted].double()
+        known = ~values.isnan()
+        sums = torch.zeros(num_rows, dtype=torch.float64, device=row.device)
+        sums.index_add_(0, row[known], values[known])
+        return sums, torch.bincount(row[known], minlength=num_rows)
+
+    def as_list(values: Tensor, count: Tensor) -> list[float | None]:
+        pairs = zip(values.tolist(), count.tolist(), strict=True)
+        return [value if number else None for value, number in pairs]
+
+    acceptance, count = total(trace.expected_acceptance)
+    bias, bias_count = total((1 - trace.target_weight) * trace.tv_distance)
+    weight, weight_count = total(trace.target_weight)
+    return {
+        "expected_acceptance": as_list(acceptance / count, count),
+        "expected_acceptance_sum": as_list(acceptance, count),
+        "bias": as_list(bias / bias_count, bias_count),
+        "mean_target_weight": as_list(weight / weight_count, weight_count),
+    }
+
+
+def _trace_table(decoder: SpeculativeDecoder, batch: list[_Request], trace: Trace) -> pd.DataFrame:
+    names = {int(status): status.name.lower() for status in Status}
+    rows = trace.row.tolist()
+    tokens = trace.token_id.tolist()
+    texts = {token: decoder.pair.tokenizer.decode([token]) for token in set(tokens)}
+    table = pd.DataFrame(
+        {
+            "prompt_id": [batch[row].example["id"] for row in rows],
+            "sample": [batch[row].sample for row in rows],
+            "token": [texts[token] for token in tokens],
+            "status": [names[status] for status in trace.status.tolist()],
+            **{
+                name: getattr(trace, name).cpu().numpy()
+                for name in TRACE_COLUMNS
+                if name not in ("prompt_id", "sample", "token", "status")
+            },
+        }
+    )
+    return table[list(TRACE_COLUMNS)]

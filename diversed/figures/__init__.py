@@ -1,0 +1,1 @@
+"""Figures and tables: functions of records."""

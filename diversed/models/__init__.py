@@ -1,0 +1,1 @@
+"""Models: ensemble head, transformers adapter, loading, the embedded pair."""

@@ -1,0 +1,76 @@
+"""Heads on disk: loading one for the pair it was trained for, and no other."""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+
+from diversed.models.head import EnsembleHead
+from diversed.models.loading import LoadingError, ModelPair
+
+
+def new_head(pair: ModelPair, **options: Any) -> EnsembleHead:
+    """Return an untrained head for a pair; options as in `EnsembleHead`."""
+    return EnsembleHead(
+        draft_size=pair.description["draft"]["hidden_size"],
+        target_size=pair.description["target"]["hidden_size"],
+        pair=pair.description,
+        **options,
+    )
+
+
+def load_head(checkpoint: str, pair: ModelPair) -> EnsembleHead:
+    """Load a head and check that it belongs to the pair.
+
+    Args:
+        checkpoint: A folder written by `save_pretrained`, a run folder that holds one as `head/`,
+            or a hub id.
+        pair: The loaded models.
+
+    Returns:
+        The head in eval mode, on the pair's device.
+
+    Raises:
+        LoadingError: There is no head, or it was trained for other models.
+    """
+    folder = Path(checkpoint).expanduser()
+    if (folder / "head" / "config.json").is_file():
+        folder = folder / "head"
+    source = str(folder) if folder.is_dir() else checkpoint
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise LoadingError(
+            f"verifier.checkpoint={checkpoint}: the folder has no config.json; give a run folder "
+            "of train.py or a folder that save_pretrained wrote"
+        )
+    try:
+        if not folder.is_dir():  # from_pretrained passes over a missing config
+            hf_hub_download(checkpoint, "config.json")
+        head = EnsembleHead.from_pretrained(source)
+    except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
+        raise LoadingError(
+            f"verifier.checkpoint={checkpoint}: no such folder, and the hub has no such head"
+        ) from error
+    check_head_pair(head, pair, checkpoint)
+    return head.eval().to(pair.device)
+
+
+def check_head_pair(head: EnsembleHead, pair: ModelPair, checkpoint: str) -> None:
+    """Raise LoadingError, naming both pairs, unless the head was trained for this one.
+
+    Names and sizes must agree; a differing revision is part of the message only.
+    """
+
+    def identity(description: dict[str, Any]) -> list[tuple[Any, Any]]:
+        roles = [description.get(role, {}) for role in ("target", "draft")]
+        return [(role.get("name"), role.get("hidden_size")) for role in roles]
+
+    def spell(description: dict[str, Any]) -> str:
+        roles = [description.get(role, {}) for role in ("target", "draft")]
+        return " / ".join(f"{role.get('name')}@{role.get('revision')}" for role in roles)
+
+    if identity(head.pair) != identity(pair.description):
+        raise LoadingError(
+            f"verifier.checkpoint={checkpoint}: this head belongs to the pair {spell(head.pair)}, "
+            f"not to {spell(pair.description)}; use it with its own pair or train a new one"
+        )

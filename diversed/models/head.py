@@ -1,0 +1,123 @@
+"""The ensemble head: hidden states of both models -> logit of the target's weight w."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+
+from diversed.core.checks import check_shape
+from diversed.core.probs import NUM_FEATURES
+
+HEAD_KINDS = ("linear", "mlp")
+
+
+class EnsembleHead(nn.Module, PyTorchModelHubMixin, library_name="diversed"):
+    """A small network that reads both models' last hidden states and says how far to trust which.
+
+    Inputs are standardised with the mean and spread of the first batch it is trained on; the output
+    layer starts at zero, so training starts from one constant weight. Everything is fp32, whatever
+    the models' dtype. `save_pretrained`, `from_pretrained` and `push_to_hub` come from
+    `huggingface_hub`; `config.json` names the pair that the head belongs to.
+
+    Source: DIVERSED (arXiv:2604.07622), ensemble head; its linear form is `kind="linear"`. The
+    standardisation, the zero start and the scalar features are ours.
+    """
+
+    input_mean: Tensor
+    input_scale: Tensor
+    is_standardised: Tensor
+
+    def __init__(
+        self,
+        draft_size: int,
+        target_size: int,
+        kind: str = "linear",
+        width: int = 64,
+        uses_features: bool = False,
+        initial_weight: float = 0.9,
+        pair: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Build a head.
+
+        Args:
+            draft_size: Width of the draft's hidden states.
+            target_size: Width of the target's hidden states.
+            kind: "linear" (one layer) or "mlp" (one hidden layer).
+            width: Hidden layer of the mlp; unused by the linear head.
+            uses_features: Also read the scalars of `probs.distribution_features`.
+            initial_weight: w before training, in (0, 1).
+            pair: Names, revisions and sizes of the two models, stored in `config.json`.
+
+        Raises:
+            ValueError: A value is out of range.
+        """
+        super().__init__()
+        if kind not in HEAD_KINDS:
+            raise ValueError(f"head.kind={kind!r}: must be one of {', '.join(HEAD_KINDS)}")
+        if not 0 < initial_weight < 1:
+            raise ValueError(f"head.initial_weight={initial_weight}: must lie in (0, 1)")
+        if width < 1:
+            raise ValueError(f"head.width={width}: must be at least 1")
+        self.draft_size = draft_size
+        self.target_size = target_size
+        self.uses_features = uses_features
+        self.pair = dict(pair or {})
+        input_size = draft_size + target_size + (NUM_FEATURES if uses_features else 0)
+        self.register_buffer("input_mean", torch.zeros(input_size))
+        self.register_buffer("input_scale", torch.ones(input_size))
+        self.register_buffer("is_standardised", torch.tensor(False))
+        if kind == "linear":
+            output = nn.Linear(input_size, 1)
+            self.layers = nn.Sequential(output)
+        else:
+            output = nn.Linear(width, 1)
+            self.layers = nn.Sequential(nn.Linear(input_size, width), nn.Tanh(), output)
+        nn.init.zeros_(output.weight)
+        nn.init.constant_(output.bias, math.log(initial_weight / (1 - initial_weight)))
+
+    def standardise(
+        self, draft_hidden: Tensor, target_hidden: Tensor, features: Tensor | None
+    ) -> None:
+        """Set mean and spread of the inputs from a first batch; later calls change nothing."""
+        if bool(self.is_standardised):
+            return
+        inputs = self._inputs(draft_hidden, target_hidden, features).flatten(0, -2)
+        self.input_mean.copy_(inputs.mean(0))
+        self.input_scale.copy_(inputs.std(0, correction=0).clamp(min=1e-3))
+        self.is_standardised.fill_(True)
+
+    def forward(
+        self, draft_hidden: Tensor, target_hidden: Tensor, features: Tensor | None = None
+    ) -> Tensor:
+        """Return the logit of w.
+
+        Args:
+            draft_hidden: h_q, shape [..., D_q].
+            target_hidden: h_p, shape [..., D_p].
+            features: Shape [..., 5]; needed if `uses_features`, ignored otherwise.
+
+        Returns:
+            Shape [...]; w is its sigmoid.
+
+        Raises:
+            ValueError: A width does not fit, or features are missing.
+        """
+        inputs = self._inputs(draft_hidden, target_hidden, features)
+        logit: Tensor = self.layers((inputs - self.input_mean) / self.input_scale)
+        return logit.squeeze(-1)
+
+    def _inputs(
+        self, draft_hidden: Tensor, target_hidden: Tensor, features: Tensor | None
+    ) -> Tensor:
+        leading = (None,) * (draft_hidden.dim() - 1)
+        check_shape("draft_hidden", draft_hidden, (*leading, self.draft_size))
+        check_shape("target_hidden", target_hidden, (*leading, self.target_size))
+        parts = [draft_hidden.float(), target_hidden.float()]
+        if self.uses_features:
+            if features is None:
+                raise ValueError("this head reads features of the distributions, but got none")
+            parts.append(features.float())
+        return torch.cat(parts, dim=-1)

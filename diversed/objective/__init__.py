@@ -1,0 +1,1 @@
+"""What training maximises, as pure functions of tensors."""

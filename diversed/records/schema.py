@@ -1,0 +1,70 @@
+"""Columns of a record: one row per (run, prompt, sample).
+
+A run's own settings stand once, in its manifest, and are joined to every row when records are read.
+"""
+
+from collections.abc import Mapping
+
+SCHEMA_VERSION = 1
+
+ROW_COLUMNS: Mapping[str, str] = {
+    "prompt_id": "the example's id",
+    "sample": "number of the sample of this prompt, from 0",
+    "prompt": "text that was completed",
+    "text": "completion, without its end token",
+    "answer": "what the task extracted from it, or null",
+    "reference": "the right answer as the task states it, or null",
+    "quality": "reward of the completion, in [0, 1]; null where `error` is set",
+    "error": "why there is no completion or score; null otherwise",
+    "end_reason": "eos, stop or length",
+    "is_truncated": "whether the completion was cut at the token cap",
+    "num_tokens": "emitted tokens",
+    "num_drafted": "drafted tokens",
+    "num_judged": "drafted tokens that were accepted or rejected",
+    "num_accepted": "accepted tokens",
+    "num_recovered": "tokens drawn in the place of a rejected one",
+    "num_bonus": "tokens drawn after a block that was accepted whole",
+    "num_blocks": "target calls, the prompt's prefill not counted",
+    "num_draft_calls": "draft calls, the prompt's prefill not counted",
+    "expected_acceptance": "the objective's A: mean over emitted tokens of sum min(q, pi)",
+    "expected_acceptance_sum": "the same as a sum over emitted tokens",
+    "bias": "mean over emitted tokens of (1 - w) TV(q, p)",
+    "mean_target_weight": "mean of w over emitted tokens",
+    "seconds": "wall-clock time of the row's batch divided by its rows",
+}
+
+RUN_COLUMNS: Mapping[str, str] = {
+    "run_name": "name of the run, unique within a table",
+    "method": "name of the verifier",
+    "model": "name of the pair",
+    "data": "name of the task",
+    "split": "split of the task",
+    "seed": "seed of the run",
+    "target_weight": "w of a static verifier, else null",
+    "acceptance_weight": "lambda that the head was trained with, else null",
+    "dial": "shift of the logit of w, else null",
+    "bonus": "what bonus tokens are drawn from",
+    "draft_length": "N",
+    "temperature": "0 is greedy",
+    "top_k": "0 keeps all",
+    "top_p": "1 keeps all",
+    "max_new_tokens": "token cap of a completion",
+    "batch_size": "rows decoded together",
+}
+
+TRACE_COLUMNS: Mapping[str, str] = {
+    "prompt_id": "the example's id",
+    "sample": "number of the sample",
+    "block": "index of the verification round",
+    "position": "index among the completion's tokens",
+    "block_position": "index within the block",
+    "token_id": "the token",
+    "token": "its text",
+    "status": "accepted, rejected, unjudged, recovered or bonus",
+    "target_prob": "p(token)",
+    "draft_prob": "q(token)",
+    "tv_distance": "TV(q, p) at the position",
+    "target_weight": "w at the position",
+    "accept_prob": "min(1, pi(token) / q(token)) of a drafted token",
+    "expected_acceptance": "sum min(q, pi) at the position",
+}

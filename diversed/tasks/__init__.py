@@ -1,0 +1,1 @@
+"""Tasks: prompts in, scores out."""

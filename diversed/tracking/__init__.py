@@ -1,0 +1,1 @@
+"""Experiment trackers; the only package that imports wandb."""

@@ -1,0 +1,1 @@
+"""Train the ensemble head by reinforcement learning on rollouts of the speculative decoder."""

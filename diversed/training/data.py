@@ -1,0 +1,75 @@
+"""Which prompts each rollout sees: a function of seed and rollout number alone."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from datasets import Dataset
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader, IterableDataset
+
+from diversed.tasks.base import Example, Task
+
+
+class PromptBatches(IterableDataset[list[Example]]):
+    """Batches of prompts from `start()` to `num_rollouts`; shuffled anew in every pass."""
+
+    def __init__(
+        self,
+        examples: Dataset,
+        prompts_per_step: int,
+        num_rollouts: int,
+        seed: int,
+        start: Callable[[], int],
+    ) -> None:
+        """Set what is drawn.
+
+        Args:
+            examples: The training split.
+            prompts_per_step: P, at most the size of the split.
+            num_rollouts: Number of the rollout to end before.
+            seed: Seeds the order.
+            start: Asked for the number of the first rollout when iteration begins.
+
+        Raises:
+            ValueError: A number is below 1, or a rollout would repeat a prompt.
+        """
+        if not 1 <= prompts_per_step <= len(examples):
+            raise ValueError(
+                f"objective.prompts_per_step={prompts_per_step}: must be at least 1 and at most "
+                f"the {len(examples)} training examples"
+            )
+        if num_rollouts < 1:
+            raise ValueError(f"objective.num_rollouts={num_rollouts}: must be at least 1")
+        self._examples = examples
+        self._prompts_per_step = prompts_per_step
+        self._num_rollouts = num_rollouts
+        self._seed = seed
+        self._start = start
+
+    def batch(self, step: int) -> list[Example]:
+        """Return the prompts of one rollout."""
+        batches_per_pass = len(self._examples) // self._prompts_per_step
+        shuffle, index = divmod(step, batches_per_pass)
+        order = list(range(len(self._examples)))
+        random.Random(f"prompts/{self._seed}/{shuffle}").shuffle(order)
+        chosen = order[index * self._prompts_per_step : (index + 1) * self._prompts_per_step]
+        return [self._examples[position] for position in chosen]
+
+    def __iter__(self) -> Iterator[list[Example]]:
+        """Yield the prompts of the rollouts that are still to do."""
+        for step in range(self._start(), self._num_rollouts):
+            yield self.batch(step)
+
+
+class PromptDataModule(LightningDataModule):
+    """Training prompts of a task, batched by rollout."""
+
+    def __init__(self, task: Task, **options: Any) -> None:
+        """Build the batches from the task's training split; options as in `PromptBatches`."""
+        super().__init__()
+        self._batches = PromptBatches(task.examples("train"), **options)
+
+    def train_dataloader(self) -> DataLoader[list[Example]]:
+        """Return the batches as they are."""
+        return DataLoader(self._batches, batch_size=None)

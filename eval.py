@@ -1,0 +1,23 @@
+"""Evaluate a verifier: python eval.py verifier=static verifier.weight=0.8."""
+
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig
+
+from diversed.config import run_job, run_script
+
+CONFIG_FOLDER = Path(__file__).resolve().parent / "conf"
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="eval")
+def main(cfg: DictConfig) -> Any:
+    """Run one job."""
+    from diversed.app import evaluate
+
+    return run_job(evaluate, cfg)
+
+
+if __name__ == "__main__":
+    run_script(main, CONFIG_FOLDER, "eval")

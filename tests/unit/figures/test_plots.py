@@ -1,0 +1,222 @@
+"""The front figure: the numbers that it draws, read back from its artists."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import FillBetweenPolyCollection, LineCollection
+from matplotlib.markers import MarkerStyle
+
+from diversed.figures.labels import LABELS, METHOD_NAMES, label, method_name
+from diversed.figures.plots import plot_front, save_figure
+
+HULL = [(0.7, 0.95), (0.9, 0.75), (1.0, 0.3)]
+
+
+@pytest.fixture
+def table():
+    """Ten runs, whose static points have the hull `HULL`; the index repeats, as after a concat."""
+    nan = np.nan
+    rows = [
+        ("autoregressive", nan, nan, 0.94, nan),
+        ("lossless", nan, nan, 0.95, 0.7),
+        ("static", 1.0, nan, 0.95, 0.7),
+        ("static", 0.0, nan, 0.30, 1.0),
+        ("static", 0.5, nan, 0.75, 0.9),
+        ("static", 0.8, nan, 0.78, 0.8),
+        ("static", 0.2, nan, 0.40, 0.97),
+        ("lenient", nan, nan, 0.70, 0.85),
+        ("diversed", nan, 0.5, 0.93, 0.88),
+        ("diversed", nan, 1.5, 0.90, 0.95),
+    ]
+    columns = ["method", "target_weight", "acceptance_weight", "quality", "expected_acceptance"]
+    table = pd.DataFrame(rows, columns=columns, index=[0, 1] * 5)
+    table["run_name"] = [f"run{i}" for i in range(10)]
+    for column, reach in (("quality", 0.02), ("expected_acceptance", 0.01)):
+        table[f"{column}_low"] = table[column] - reach
+        table[f"{column}_high"] = table[column] + 2 * reach
+    return table
+
+
+def line(figure, name):
+    (found,) = (artist for artist in figure.axes[0].lines if artist.get_label() == name)
+    return found
+
+
+def points(figure, name):
+    return sorted(map(tuple, np.asarray(line(figure, name).get_xydata()).tolist()))
+
+
+def bars(figure):
+    """Return the ends of every interval bar as (x0, y0, x1, y1)."""
+    return {
+        tuple(np.round(segment, 9).ravel().tolist())
+        for artist in figure.axes[0].collections
+        if isinstance(artist, LineCollection)
+        for segment in artist.get_segments()
+    }
+
+
+def notes(figure):
+    """Return what is written beside each point."""
+    return {tuple(map(float, note.xy)): note.get_text() for note in figure.axes[0].texts}
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_every_run_is_drawn_where_its_numbers_say(table):
+    figure = plot_front(table)
+    for method in ("lossless", "static", "lenient", "diversed"):
+        rows = table[table["method"] == method]
+        expected = sorted(zip(rows["expected_acceptance"], rows["quality"], strict=True))
+        assert points(figure, METHOD_NAMES[method]) == expected
+    assert set(line(figure, "plain decoding").get_ydata()) == {0.94}
+
+
+def test_every_interval_is_drawn_on_both_axes(table):
+    drawn = bars(plot_front(table))
+    assert len(drawn) == 2 * 8  # nine points, two of which coincide
+    assert (0.95, 0.88, 0.95, 0.94) in drawn  # the head with λ = 1.5, quality
+    assert (0.94, 0.9, 0.97, 0.9) in drawn  # and acceptance
+
+
+def test_plain_decoding_has_its_interval_as_a_band(table):
+    (band,) = plot_front(table).axes[0].patches
+    assert band.get_y() == pytest.approx(0.92)
+    assert band.get_height() == pytest.approx(0.06)
+
+
+def test_hull_and_curve_pass_through_the_static_points(table):
+    figure = plot_front(table)
+    assert points(figure, "concave hull (coin flips)") == HULL
+    curve = [(0.7, 0.95), (0.8, 0.78), (0.9, 0.75), (0.97, 0.4), (1.0, 0.3)]
+    assert points(figure, "static, joined") == curve
+
+
+def test_shade_lies_below_the_hull_only(table):
+    axes = plot_front(table).axes[0]
+    (shade,) = (c for c in axes.collections if isinstance(c, FillBetweenPolyCollection))
+    corners = set(map(tuple, shade.get_paths()[0].vertices.tolist()))
+    floor = axes.get_ylim()[0]
+    assert corners == {*HULL, *((x, floor) for x, _ in HULL)}
+
+
+def test_lossless_stands_in_for_a_missing_static_run_with_full_weight(table):
+    without = table[table["target_weight"] != 1]
+    assert points(plot_front(without), "concave hull (coin flips)") == HULL
+    neither = without[without["method"] != "lossless"]
+    hull = points(plot_front(neither), "concave hull (coin flips)")
+    assert hull == [(0.8, 0.78), *HULL[1:]]
+
+
+def test_table_without_static_runs_has_no_hull(table):
+    figure = plot_front(table[~table["method"].isin(["static", "lossless"])])
+    assert "concave hull (coin flips)" not in legend(figure)
+    assert points(figure, "DIVERSED") == [(0.88, 0.93), (0.95, 0.9)]
+
+
+def test_points_carry_their_weights(table):
+    written = notes(plot_front(table))
+    assert written[0.9, 0.75] == "w=0.5"
+    assert written[0.7, 0.95] == "w=1"
+    assert written[0.95, 0.9] == "λ=1.5"
+    assert len(written) == 7  # five static points, two heads
+    single = notes(plot_front(table.iloc[:-1]))
+    assert single[0.88, 0.93] == "DIVERSED λ=0.5"
+
+
+def test_annotations_keep_clear_of_points_and_of_each_other(table):
+    figure = plot_front(table)
+    axes = figure.axes[0]
+    figure.draw_without_rendering()
+    boxes = [note.get_window_extent() for note in axes.texts]
+    xy = axes.transData.transform(table[["expected_acceptance", "quality"]].dropna())
+    for i, box in enumerate(boxes):
+        assert box.count_overlaps(boxes[:i]) == 0
+        assert not any(box.contains(*point) for point in xy)
+        assert axes.bbox.contains(*box.min)
+        assert axes.bbox.contains(*box.max)
+
+
+def test_methods_differ_in_marker_and_colour():
+    """Readable in grey: no two methods share a marker, whatever their colours look like."""
+    methods = [method for method in METHOD_NAMES if method != "autoregressive"]
+    table = pd.DataFrame({"method": methods, "run_name": methods, "acceptance_weight": np.nan})
+    table["target_weight"] = np.nan
+    for column in ("quality", "expected_acceptance"):
+        for bound in ("", "_low", "_high"):
+            table[f"{column}{bound}"] = np.linspace(0.5, 0.9, len(methods))
+    figure = plot_front(table)
+    drawn = [line(figure, METHOD_NAMES[method]) for method in methods]
+    assert len({MarkerStyle(artist.get_marker()).get_marker() for artist in drawn}) == len(methods)
+    assert len({artist.get_color() for artist in drawn}) == len(methods)
+
+
+def test_labels_come_from_the_columns_unless_the_metric_is_known(table):
+    axes = plot_front(table).axes[0]
+    assert axes.get_xlabel() == LABELS["expected_acceptance"]
+    assert axes.get_ylabel() == LABELS["quality"]
+    assert axes.get_title() == ""
+    assert plot_front(table, quality_label="accuracy").axes[0].get_ylabel() == "accuracy"
+
+
+def test_each_method_has_one_legend_entry(table):
+    twice = pd.concat([table, table.assign(quality=table["quality"] - 0.01)])
+    entries = legend(plot_front(twice))
+    methods = ["plain decoding", "lossless", "static", "lenient", "DIVERSED"]
+    assert entries == [*methods, "static, joined", "concave hull (coin flips)"]
+
+
+def test_undefined_intervals_leave_out_their_bars_only(table):
+    table.loc[table["method"] == "diversed", "quality_low"] = np.nan
+    figure = plot_front(table)
+    assert points(figure, "DIVERSED") == [(0.88, 0.93), (0.95, 0.9)]
+    assert (0.94, 0.9, 0.97, 0.9) in bars(figure)
+    assert (0.95, 0.88, 0.95, 0.94) not in bars(figure)
+
+
+@pytest.mark.parametrize("column", ["quality", "expected_acceptance"])
+def test_run_without_its_numbers_is_refused_by_name(table, column):
+    table.iloc[8, table.columns.get_loc(column)] = np.nan
+    with pytest.raises(ValueError, match=rf"{column} is NaN in the runs run8$"):
+        plot_front(table)
+
+
+def test_missing_columns_and_rows_are_named(table):
+    with pytest.raises(ValueError, match=r"lacks the columns target_weight, quality_low$"):
+        plot_front(table.drop(columns=["quality_low", "target_weight"]))
+    with pytest.raises(ValueError, match="no rows"):
+        plot_front(table.iloc[:0])
+
+
+@pytest.mark.parametrize("method", ["sd_en", np.nan])
+def test_unknown_method_is_refused(table, method):
+    table.iloc[7, table.columns.get_loc("method")] = method
+    with pytest.raises(ValueError, match=r"unknown method .*known: autoregressive, cascade"):
+        plot_front(table)
+
+
+def test_unknown_names_list_the_known_ones():
+    assert label("draft_length") == "N"
+    assert method_name("lossless") == "lossless"
+    with pytest.raises(ValueError, match=r"unknown column 'lambda'; known: .*acceptance_weight"):
+        label("lambda")
+
+
+def test_plotting_changes_neither_the_table_nor_global_settings(table):
+    before, settings = table.copy(), dict(mpl.rcParams)
+    plot_front(table)
+    pd.testing.assert_frame_equal(table, before)
+    assert dict(mpl.rcParams) == settings
+
+
+def test_saved_files_are_the_two_formats_and_reproducible(table, tmp_path):
+    first = save_figure(plot_front(table), tmp_path / "new" / "front_w0.5")
+    assert [path.name for path in first] == ["front_w0.5.png", "front_w0.5.svg"]
+    assert first[0].read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in first[1].read_bytes()
+    second = save_figure(plot_front(table), tmp_path / "again" / "front_w0.5")
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()

@@ -1,0 +1,98 @@
+"""Heads on disk: found where users point to, and refused for another pair."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import httpx
+import huggingface_hub.hub_mixin
+import pytest
+import torch
+from huggingface_hub.errors import RepositoryNotFoundError
+
+from diversed.models import checkpoint
+from diversed.models.checkpoint import check_head_pair, load_head, new_head
+from diversed.models.loading import LoadingError, load_tiny_pair
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_tiny_pair()
+
+
+def other_pair(pair, role, **changes):
+    description = deepcopy(pair.description)
+    description[role] |= changes
+    return replace(pair, description=description)
+
+
+def test_new_head_fits_the_pair(pair):
+    head = new_head(pair, kind="mlp", width=9)
+    sizes = [pair.description[role]["hidden_size"] for role in ("draft", "target")]
+    assert head(*(torch.zeros(2, size) for size in sizes)).shape == (2,)
+    assert head.layers[0].out_features == 9
+    assert head.pair == pair.description
+
+
+@pytest.mark.parametrize("subfolder", ["", "head"])
+def test_head_is_loaded_from_its_folder_and_from_a_run(pair, tmp_path, subfolder):
+    head = new_head(pair, initial_weight=0.3)
+    head.save_pretrained(tmp_path / subfolder)
+    loaded = load_head(str(tmp_path), pair)
+    assert not loaded.training
+    for name, value in head.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("role", "changes"),
+    [
+        ("target", {"name": "another/target"}),
+        ("draft", {"name": "another/draft"}),
+        ("draft", {"hidden_size": 7}),
+    ],
+)
+def test_head_of_another_pair_is_refused_with_both_names(pair, tmp_path, role, changes):
+    new_head(pair).save_pretrained(tmp_path)
+    other = other_pair(pair, role, **changes)
+    with pytest.raises(LoadingError) as caught:
+        load_head(str(tmp_path), other)
+    message = str(caught.value)
+    assert f"verifier.checkpoint={tmp_path}" in message
+    for known in (pair, other):
+        for model in ("target", "draft"):
+            assert known.description[model]["name"] in message
+
+
+def test_head_of_another_revision_may_be_used(pair):
+    check_head_pair(new_head(pair), other_pair(pair, "target", revision="newer"), "folder")
+
+
+def test_head_without_a_pair_is_refused(pair):
+    head = new_head(pair)
+    head.pair = {}
+    with pytest.raises(LoadingError, match="belongs to the pair None@None"):
+        check_head_pair(head, pair, "folder")
+
+
+def test_folder_without_config_says_what_would_do(pair, tmp_path):
+    with pytest.raises(LoadingError, match=r"verifier\.checkpoint=.*no config\.json.*run folder"):
+        load_head(str(tmp_path), pair)
+
+
+@pytest.mark.parametrize("name", ["nowhere/none", "plain", "a/b/c", "/nowhere/none"])
+def test_missing_head_is_one_clear_error(pair, name):
+    with pytest.raises(LoadingError, match=rf"verifier\.checkpoint={name}: no such folder"):
+        load_head(name, pair)
+
+
+def test_unknown_name_on_a_reachable_hub_is_one_clear_error(pair, monkeypatch):
+    """It used to end in a TypeError: the hub's mixin goes on without a config."""
+
+    def not_found(*_, **__):
+        response = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
+        raise RepositoryNotFoundError("not found", response=response)
+
+    for module in (huggingface_hub.hub_mixin, checkpoint):
+        monkeypatch.setattr(module, "hf_hub_download", not_found)
+    with pytest.raises(LoadingError, match=r"verifier\.checkpoint=nowhere/none: no such folder"):
+        load_head("nowhere/none", pair)

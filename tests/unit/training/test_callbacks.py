@@ -1,0 +1,120 @@
+"""Validation, choice of the best head, checkpoints and a calm stop."""
+
+from functools import partial
+
+import pytest
+import torch
+from lightning import Callback, LightningModule
+from small_run import SmallRun, UnpaidTask
+
+from diversed.models.loading import load_tiny_pair
+from diversed.training.callbacks import HeadKeeper, read_checkpoint_step
+
+# Lightning 2.6 uses a class of torch.utils._pytree that torch 2.13 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_tiny_pair()
+
+
+@pytest.fixture
+def small_run(pair, tmp_path):
+    """Return a maker of runs; each has a folder below tmp_path."""
+    return lambda name="run", **options: SmallRun(pair, tmp_path / name, **options)
+
+
+class HeadHistory(Callback):
+    """Copies the head and reads the checkpoint's step after every rollout."""
+
+    def __init__(self):
+        self.heads = {}
+        self.saved = {}
+        self.checkpoint = None
+        self.stop_at = None
+        self.keeper = None
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        step = pl_module.rollout_step
+        self.heads[step] = {
+            name: value.clone() for name, value in pl_module.head.state_dict().items()
+        }
+        if self.checkpoint is not None and self.checkpoint.is_file():
+            self.saved[step] = read_checkpoint_step(self.checkpoint)
+        if step == self.stop_at:
+            self.keeper.request_stop()
+
+
+def test_best_head_is_that_of_the_highest_validation_objective(small_run):
+    history = HeadHistory()
+    run = small_run(
+        task=UnpaidTask(),
+        num_rollouts=3,
+        validate_every=1,
+        callbacks=[history],
+        uses_score_gradient=False,
+        optimizer=partial(torch.optim.SGD, lr=1.0, maximize=True),  # walks uphill on the loss
+    ).fit()
+    objectives = {int(row["rollout"]): row["objective"] for row in run.keeper.history}
+    assert list(objectives) == [1, 2, 3]
+    best = max(objectives, key=objectives.get)
+    assert best < 3, "the last head is the best: this run tests no choice"
+    assert run.keeper.best_step == best
+    assert run.keeper.best_objective == objectives[best]
+    run.keeper.load_best(run.module)
+    for name, value in run.head.state_dict().items():
+        assert torch.equal(value, history.heads[best][name]), name
+    assert any(
+        not torch.equal(history.heads[best][n], history.heads[3][n]) for n in history.heads[3]
+    )
+
+
+def test_validation_numbers_add_up_to_the_objective(small_run):
+    run = small_run(num_rollouts=1).fit()
+    (row,) = run.keeper.history
+    assert row["rollout"] == 1
+    assert row["objective"] == pytest.approx(row["quality"] + 1.0 * row["acceptance"])
+    logged = [metrics for _, metrics in run.logger.logged if "val/objective" in metrics]
+    assert logged[-1]["val/objective"] == pytest.approx(row["objective"])
+
+
+def test_checkpoints_are_written_as_scheduled_and_after_the_last_rollout(small_run):
+    history = HeadHistory()
+    run = small_run(num_rollouts=3, validate_every=3, save_every=2, callbacks=[history])
+    history.checkpoint = run.checkpoint
+    run.fit()
+    assert history.saved == {3: 2}  # seen before the third rollout's own was written
+    assert read_checkpoint_step(run.checkpoint) == 3
+
+
+def test_request_stop_saves_and_stops(small_run):
+    history = HeadHistory()
+    run = small_run(callbacks=[history], validate_every=4)
+    history.keeper, history.stop_at = run.keeper, 2
+    run.fit()
+    assert run.module.rollout_step == 2
+    assert read_checkpoint_step(run.checkpoint) == 2
+    assert run.keeper.history == []
+
+
+def test_no_validation_leaves_the_head_alone(small_run):
+    run = small_run()
+    before = {name: value.clone() for name, value in run.head.state_dict().items()}
+    run.keeper.load_best(run.module)
+    assert all(torch.equal(value, before[name]) for name, value in run.head.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["validate_every", "save_every"])
+def test_intervals_below_1_are_refused_by_name(tmp_path, name):
+    intervals = {"validate_every": 1, "save_every": 1} | {name: 0}
+    with pytest.raises(ValueError, match=rf"objective\.{name}=0"):
+        HeadKeeper(tmp_path / "file", [], num_rollouts=1, batch_size=1, **intervals)
+
+
+def test_another_module_is_refused(tmp_path):
+    keeper = HeadKeeper(
+        tmp_path / "file", [], validate_every=1, save_every=1, num_rollouts=1, batch_size=1
+    )
+    with pytest.raises(TypeError, match="goes with DiversedModule, not LightningModule"):
+        keeper.on_train_batch_end(None, LightningModule(), None, None, 0)

@@ -1,0 +1,50 @@
+"""Which prompts a rollout sees."""
+
+import itertools
+
+import pytest
+
+from diversed.training.data import PromptBatches
+
+EXAMPLES = [{"id": str(index)} for index in range(12)]
+
+
+def batches(num_rollouts=9, seed=0, start=0, prompts_per_step=4):
+    made = PromptBatches(EXAMPLES, prompts_per_step, num_rollouts, seed, lambda: start)
+    return [[example["id"] for example in batch] for batch in made]
+
+
+def test_batches_are_a_function_of_the_seed():
+    assert batches() == batches()
+    assert batches(seed=1) != batches()
+
+
+def test_every_pass_has_each_example_once_in_an_order_of_its_own():
+    drawn = batches()
+    passes = [list(itertools.chain(*drawn[start : start + 3])) for start in (0, 3, 6)]
+    for one_pass in passes:
+        assert sorted(one_pass, key=int) == [example["id"] for example in EXAMPLES]
+    assert passes[0] != passes[1] != passes[2]
+
+
+def test_an_incomplete_batch_is_left_out_and_none_repeats_a_prompt():
+    drawn = batches(prompts_per_step=5, num_rollouts=4)
+    assert [len(set(batch)) for batch in drawn] == [5, 5, 5, 5]
+    for first, second in (drawn[:2], drawn[2:]):
+        assert not set(first) & set(second)
+
+
+@pytest.mark.parametrize("start", [0, 1, 4, 9])
+def test_a_resumed_run_sees_what_the_unbroken_one_would_have(start):
+    assert batches(start=start) == batches()[start:]
+
+
+@pytest.mark.parametrize("number", [0, 13])
+def test_prompts_per_step_out_of_range_is_refused_by_name(number):
+    with pytest.raises(ValueError, match=rf"objective\.prompts_per_step={number}: .* 12 training"):
+        batches(prompts_per_step=number)
+
+
+def test_no_rollouts_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"objective\.num_rollouts=0"):
+        batches(num_rollouts=0)

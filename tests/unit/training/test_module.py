@@ -1,0 +1,179 @@
+"""Training through Lightning: what moves, what is saved, and that a resumed run is the same run."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from lightning import Callback
+from small_run import SmallRun, UnpaidTask
+
+from diversed.core.loop import DecodeSettings
+from diversed.core.verifiers import LosslessVerifier
+from diversed.generation import SpeculativeDecoder, head_verifier
+from diversed.models.checkpoint import new_head
+from diversed.models.loading import load_tiny_pair
+from diversed.objective.acceptance import ObjectiveSettings
+from diversed.tasks.arithmetic import ArithmeticTask
+from diversed.training.module import DiversedModule, NonFiniteError
+
+# Lightning 2.6 uses a class of torch.utils._pytree that torch 2.13 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+
+TIMINGS = {"train/rollout_seconds", "train/update_seconds", "train/tokens_per_second"}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_tiny_pair()
+
+
+@pytest.fixture
+def small_run(pair, tmp_path):
+    """Return a maker of runs; each has a folder below tmp_path."""
+    return lambda name="run", **options: SmallRun(pair, tmp_path / name, **options)
+
+
+class StopIn(Callback):
+    """Asks for a stop while a rollout is being made, as Ctrl-C does."""
+
+    def __init__(self, rollout):
+        self.rollout = rollout
+        self.keeper = None
+
+    def on_train_batch_start(self, trainer, pl_module, *_):
+        if pl_module.rollout_step == self.rollout - 1:
+            self.keeper.request_stop()
+
+
+class UnscorableTask(ArithmeticTask):
+    """Its reward is no number."""
+
+    def score(self, text, example):
+        return math.nan
+
+
+def flat(value, path=""):
+    """Return every leaf of nested containers by its path."""
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, list | tuple):
+        pairs = enumerate(value)
+    else:
+        return {path: value}
+    leaves = {}
+    for key, item in pairs:
+        leaves |= flat(item, f"{path}/{key}")
+    return leaves
+
+
+def check_identical(first, second):
+    first, second = flat(first), flat(second)
+    assert first.keys() == second.keys()
+    for path, value in first.items():
+        other = second[path]
+        same = torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
+        assert same, path
+
+
+def metrics_of(run):
+    return [
+        (step, {name: value for name, value in metrics.items() if name not in TIMINGS})
+        for step, metrics in run.logger.logged
+    ]
+
+
+def test_resumed_run_is_bit_identical_to_the_unbroken_one(small_run):
+    whole = small_run("whole").fit()
+    stop = StopIn(rollout=2)
+    broken = small_run("broken", callbacks=[stop])
+    stop.keeper = broken.keeper
+    broken.fit()
+    assert broken.module.rollout_step == 2
+    resumed = small_run("broken").fit()
+    assert resumed.module.rollout_step == whole.module.rollout_step == 4
+    check_identical(metrics_of(whole), metrics_of(broken) + metrics_of(resumed))
+    states = [
+        torch.load(run.checkpoint, map_location="cpu", weights_only=True)
+        for run in (whole, resumed)
+    ]
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "callbacks", "diversed"):
+        check_identical(states[0][part], states[1][part])
+    assert states[0]["global_step"] == states[1]["global_step"]
+    assert resumed.keeper.history == whole.keeper.history
+    assert len(whole.keeper.history) == 2
+
+
+def test_checkpoint_holds_the_head_alone(small_run):
+    run = small_run(num_rollouts=1).fit()
+    state = torch.load(run.checkpoint, map_location="cpu", weights_only=True)
+    assert {name.split(".")[0] for name in state["state_dict"]} == {"head"}
+    assert not [path for path in flat(state) if "target." in path or "draft." in path]
+    assert run.checkpoint.stat().st_size < 1e6
+
+
+def test_one_step_moves_every_parameter_of_the_head_and_none_of_the_models(pair, small_run):
+    models = (pair.target.model, pair.draft.model)
+    frozen = [parameter.clone() for model in models for parameter in model.parameters()]
+    run = small_run(num_rollouts=1)
+    before = {name: value.clone() for name, value in run.head.named_parameters()}
+    run.fit()
+    for name, value in run.head.named_parameters():
+        assert not torch.equal(value, before[name]), name
+    now = [parameter for model in models for parameter in model.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(frozen, now, strict=True))
+    optimised = {id(p) for group in run.trainer.optimizers[0].param_groups for p in group["params"]}
+    assert optimised == {id(p) for p in run.head.parameters()}
+
+
+def test_metrics_of_a_rollout_are_those_of_the_head_that_sampled(small_run):
+    run = small_run(num_rollouts=1).fit()
+    (metrics,) = [metrics for _, metrics in run.logger.logged if "train/reward" in metrics]
+    assert metrics["train/mean_w"] == pytest.approx(0.9, abs=1e-5)  # the head's start
+    assert metrics["train/objective"] == pytest.approx(
+        metrics["train/reward"] + metrics["train/acceptance"], abs=1e-6
+    )
+    assert 0 < metrics["train/acceptance"] <= 1
+    assert metrics["train/mean_num_tokens"] <= 12
+
+
+def test_loss_that_is_not_finite_names_rollout_and_prompts(small_run):
+    task = UnscorableTask(num_train=2, num_validation=1, num_test=1)
+    run = small_run(task=task)
+    with pytest.raises(NonFiniteError, match=r"at rollout 0; prompts: arithmetic/train/0/\d+, ari"):
+        run.fit()
+
+
+def test_the_direct_part_of_the_acceptance_term_lowers_w(small_run):
+    lower = partial(torch.optim.Adam, lr=0.05)
+    run = small_run(task=UnpaidTask(), num_rollouts=3, uses_score_gradient=False, optimizer=lower)
+    run.fit()
+    weights = [m["train/mean_w"] for _, m in run.logger.logged if "train/mean_w" in m]
+    assert weights == sorted(weights, reverse=True)
+    assert weights[-1] < weights[0] - 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"samples_per_prompt": 1}, r"objective\.samples_per_prompt=1: objective\.advantage=rloo"),
+        ({"updates_per_rollout": 0}, r"objective\.updates_per_rollout=0"),
+        ({"grad_clip": 0.0}, r"objective\.grad_clip=0\.0"),
+        ({"bonus": "target"}, r"verifier\.bonus=target"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(pair, changes, message):
+    head = new_head(pair)
+    options = {"samples_per_prompt": 2, "updates_per_rollout": 1, "grad_clip": 1.0} | changes
+    bonus = options.pop("bonus", None)
+    verifier = LosslessVerifier(bonus) if bonus else head_verifier(head)
+    with pytest.raises(ValueError, match=message):
+        DiversedModule(
+            head,
+            SpeculativeDecoder(pair, verifier, DecodeSettings(max_new_tokens=4)),
+            UnpaidTask(),
+            ObjectiveSettings(acceptance_weight=1.0),
+            optimizer=torch.optim.Adam,
+            scheduler=torch.optim.lr_scheduler.LinearLR,
+            **options,
+        )

@@ -1,0 +1,23 @@
+"""Train an ensemble head, then evaluate it: python train.py data=arithmetic lambda=1.5."""
+
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig
+
+from diversed.config import run_job, run_script
+
+CONFIG_FOLDER = Path(__file__).resolve().parent / "conf"
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+def main(cfg: DictConfig) -> Any:
+    """Run one job."""
+    from diversed.app import train
+
+    return run_job(train, cfg)
+
+
+if __name__ == "__main__":
+    run_script(main, CONFIG_FOLDER, "train")
