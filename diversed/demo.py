@@ -8,6 +8,7 @@ figure and table are functions of the records alone.
 
 import argparse
 import logging
+import math
 import shutil
 import sys
 import time
@@ -20,14 +21,16 @@ import pandas as pd
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from diversed.app import build_decoder, evaluate, train
 from diversed.config import InputError, Interrupted, register_schemas
 from diversed.evaluation.summary import distance_to_static_front, summarise
 from diversed.evaluation.timing import interleaved_speeds, speed_ratio
+from diversed.figures.labels import label
 from diversed.figures.plots import plot_front, save_figure
-from diversed.figures.tables import results_table, to_markdown
+from diversed.figures.tables import MISSING, results_table, to_markdown
 from diversed.generation import row_key
 from diversed.records.store import (
     RecordsError,
@@ -46,7 +49,7 @@ NUM_TIMED_PROMPTS = 24
 NUM_SAMPLES = 3
 SPEEDS_FILE = "speeds.csv"
 SAMPLES_FILE = "samples.txt"
-MARKS = {"accepted": ("", "", "green"), "recovered": ("[", "]", "red"), "bonus": ("<", ">", "blue")}
+MARKS = {"accepted": ("", "", "green"), "recovered": ("[", "]", "red"), "bonus": ("{", "}", "blue")}
 
 
 def main() -> None:
@@ -114,6 +117,7 @@ def report(folder: Path, console: Console) -> None:
     records = read_runs(folder)
     table = summarise(records)
     speeds = None
+    table["tokens_per_second"] = math.nan  # those of the records are of whole batches
     if (folder / SPEEDS_FILE).is_file():
         speeds = pd.read_csv(folder / SPEEDS_FILE)
         sums = speeds.groupby("run_name")[["num_tokens", "seconds"]].sum()
@@ -122,7 +126,7 @@ def report(folder: Path, console: Console) -> None:
     figures = save_figure(plot_front(table, quality_label="accuracy"), folder / "front")
     display = results_table(table)
     (folder / "results.md").write_text(to_markdown(display))
-    console.print(to_markdown(display), soft_wrap=True, highlight=False, markup=False)
+    _print_table(display, console)
     results: dict[str, Any] = {}
     for run_name in table.loc[table["method"] == "diversed", "run_name"]:
         results[run_name] = _print_distances(records, run_name, console)
@@ -144,19 +148,44 @@ def _config(name: str, *overrides: str) -> DictConfig:
 
 def _interval_text(interval: Interval) -> str:
     """Return an interval as text, such as "+0.387 [+0.350, +0.420]"."""
-    return f"{interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    if not math.isnan(interval.low):
+        return f"{interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    share = interval.num_undefined_resamples / interval.num_resamples
+    return f"{interval.estimate:+.3f} (no interval: beyond the front in {share:.0%} of resamples)"
+
+
+def _print_table(display: pd.DataFrame, console: Console) -> None:
+    """Print the main columns of the table of results."""
+    columns = {
+        "accuracy": "quality",
+        "acceptance A": "expected_acceptance",
+        "tokens a block": "block_efficiency",
+        "tokens/s": "tokens_per_second",
+    }
+    short = Table(title="accuracy and acceptance on the test problems; speed at batch 1")
+    short.add_column("verifier", no_wrap=True)
+    for title in columns:
+        short.add_column(title, justify="right", no_wrap=title == "accuracy")
+    for row in display.to_dict("records"):
+        setting = row["setting"]
+        method = row[label("method")]
+        numbers = [row[label(column)] for column in columns.values()]
+        numbers[1:] = [number.split(" [")[0] for number in numbers[1:]]
+        short.add_row(method if setting == MISSING else f"{method}, {setting}", *numbers)
+    console.print(short)
 
 
 def _print_distances(records: pd.DataFrame, run_name: str, console: Console) -> dict[str, Any]:
     distance = distance_to_static_front(records, run_name)
     console.print(f"\n{run_name} above the static points (95 % interval, paired over prompts):")
-    for label, interval in (
+    for comparison, interval in (
         ("hull, accuracy at equal acceptance", distance.quality_above_hull),
         ("hull, acceptance at equal accuracy", distance.acceptance_above_hull),
         ("curve, accuracy at equal acceptance", distance.quality_above_curve),
         ("curve, acceptance at equal accuracy", distance.acceptance_above_curve),
     ):
-        console.print(f"  {label}: {_interval_text(interval)}", highlight=False, markup=False)
+        text = f"  {comparison}: {_interval_text(interval)}"
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
     return asdict(distance)
 
 
@@ -181,7 +210,7 @@ def _print_samples(folder: Path, console: Console) -> None:
         return
     trace = read_trace(candidates[0])
     records = read_records(candidates[0]).head(NUM_SAMPLES)
-    legend = "accepted as is, [recovered], <bonus>"
+    legend = "accepted as is, [recovered], {bonus}"
     console.print(f"\nSample answers ({legend}):", highlight=False, markup=False)
     lines = [legend, ""]
     for row in records.to_dict("records"):
@@ -203,7 +232,8 @@ def _marked(trace: pd.DataFrame, row: Mapping[Any, Any]) -> Text:
     for token, status in zip(tokens["token"], tokens["status"], strict=True):
         before, after, style = MARKS[status]
         space = " " if token.startswith(" ") else ""
-        text.append(f"{space}{before}{token.strip(' ')}{after}", style=style)
+        shown = token.strip(" ").replace("\n", f"↵{after}\n" if after else "\n")
+        text.append(f"{space}{before}{shown}{'' if '↵' in shown else after}", style=style)
     return text
 
 

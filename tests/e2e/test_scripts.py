@@ -62,7 +62,7 @@ def test_a_training_run_ends_well(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path: Path) -> None:
-    many = ("objective.num_rollouts=40", "objective.save_every=1", "objective.validate_every=40")
+    many = ("objective.num_rollouts=20", "objective.save_every=1", "objective.validate_every=20")
     process = start(tmp_path, str(ROOT / "train.py"), *SMALL_TRAINING, *many)
     waits_until = time.monotonic() + PATIENCE_S
     while not list(tmp_path.glob("outputs/train/*/checkpoint.ckpt")):

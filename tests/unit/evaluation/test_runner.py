@@ -48,7 +48,7 @@ def by_sample(evaluation):
 def evaluation(pair, task, examples):
     # long enough for some answers to end, short enough for some to be cut
     return evaluate_task(
-        decoder(pair, max_new_tokens=70), task, examples[:8], samples_per_prompt=2, batch_size=5
+        decoder(pair, max_new_tokens=70), task, examples[:6], samples_per_prompt=2, batch_size=8
     )
 
 
@@ -58,14 +58,14 @@ def test_rows_and_trace_have_exactly_the_columns_of_the_schema(evaluation):
 
 
 def test_there_is_one_row_per_prompt_and_sample(evaluation, examples):
-    wanted = {(example["id"], sample) for example in examples[:8] for sample in (0, 1)}
+    wanted = {(example["id"], sample) for example in examples[:6] for sample in (0, 1)}
     assert set(by_sample(evaluation)) == wanted
     assert len(evaluation.rows) == len(wanted)
 
 
 def test_samples_of_a_prompt_differ(evaluation, examples):
     rows = by_sample(evaluation)
-    assert any(rows[e["id"], 0]["text"] != rows[e["id"], 1]["text"] for e in examples[:8])
+    assert any(rows[e["id"], 0]["text"] != rows[e["id"], 1]["text"] for e in examples[:6])
 
 
 def test_rows_state_what_the_task_says_of_the_text(evaluation, task, examples):
@@ -123,16 +123,16 @@ def test_trace_spells_the_completion(evaluation):
         assert "".join(part["token"]).startswith(row["text"])
 
 
-@pytest.mark.parametrize(("batch_size", "is_reversed"), [(1, False), (16, False), (4, True)])
+@pytest.mark.parametrize(("batch_size", "is_reversed"), [(1, False), (4, False), (3, True)])
 def test_neither_batch_size_nor_order_changes_a_row(
     pair, task, examples, evaluation, batch_size, is_reversed
 ):
-    chosen = examples[:3][::-1] if is_reversed else examples[:3]
+    chosen = examples[:2][::-1] if is_reversed else examples[:2]
     other = evaluate_task(
         decoder(pair, max_new_tokens=70), task, chosen, samples_per_prompt=2, batch_size=batch_size
     )
     first, second = by_sample(evaluation), by_sample(other)
-    assert len(second) == 6
+    assert len(second) == 4
     for key, row in second.items():
         for name in COMPARED:
             value = row[name]
@@ -200,29 +200,29 @@ def test_no_examples_are_refused(pair, task):
         evaluate_task(decoder(pair), task, [])
 
 
-def acceptance_score(pair, task, examples):
+def acceptance_score(pair, task, examples, num_prompts):
     """Return z of accepted tokens against their expectation, clustered by prompt."""
-    short = decoder(pair, max_new_tokens=16, seed=11)
-    evaluation = evaluate_task(short, task, examples[:200], batch_size=200)
+    short = decoder(pair, max_new_tokens=10, seed=11)
+    evaluation = evaluate_task(short, task, examples[:num_prompts], batch_size=100)
     judged = evaluation.trace[evaluation.trace["status"].isin(["accepted", "rejected"])]
     surplus = (judged["status"] == "accepted") - (1 - 0.5 * judged["tv_distance"])
     by_prompt = surplus.groupby(judged["prompt_id"]).sum()
-    assert len(by_prompt) == 200
+    assert len(by_prompt) == num_prompts
     return by_prompt.sum() / math.sqrt((by_prompt**2).sum())
 
 
 @pytest.mark.statistical
 def test_accepted_tokens_are_as_many_as_1_minus_w_tv_says(pair, task, examples, monkeypatch):
-    """Count accepted tokens at judged positions, static w = 0.5, 200 prompts of up to 16 tokens.
+    """Count accepted tokens at judged positions, static w = 0.5, 200 prompts of up to 10 tokens.
 
     Null: a judged token is accepted with probability 1 - w TV given everything before it, so the
     surplus of each prompt has mean zero and the prompts are independent. z-test, false alarm 1e-6,
-    fixed seed. The mutant accepts as if w were 1.
+    fixed seed. The mutant, seen on 100 prompts, accepts as if w were 1.
     """
     threshold = norm.isf(FALSE_ALARM / 2)
-    assert abs(acceptance_score(pair, task, examples)) < threshold
+    assert abs(acceptance_score(pair, task, examples, 200)) < threshold
     shipped = verifiers.mixture_accept_probs
     monkeypatch.setattr(
         verifiers, "mixture_accept_probs", lambda p, q, weight: shipped(p, q, weight * 0 + 1)
     )
-    assert abs(acceptance_score(pair, task, examples)) > threshold
+    assert abs(acceptance_score(pair, task, examples, 100)) > threshold
