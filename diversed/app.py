@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
@@ -136,7 +137,19 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, float]:
         "validation_objective": keeper.best_objective,
         "validation": keeper.history,
     }
-    return _evaluate(cfg, run_folder, setup, run, chosen)
+    numbers = _evaluate(cfg, run_folder, setup, run, chosen)
+    if trainer is not None and trainer.logger is not None:
+        _close_logger(trainer.logger, numbers, num_rollouts)
+    return numbers
+
+
+def _close_logger(run_logger: Any, numbers: dict[str, float], step: int) -> None:
+    """Log the evaluation's numbers, and end a tracker's run so that the next job starts its own."""
+    run_logger.log_metrics({f"test/{name}": value for name, value in numbers.items()}, step=step)
+    run_logger.save()
+    finish = getattr(run_logger.experiment, "finish", None)
+    if finish is not None:
+        finish()
 
 
 def build_decoder(cfg: DictConfig) -> SpeculativeDecoder:
@@ -471,7 +484,9 @@ def _differing(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 
 def _command() -> str:
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("resume=")]
+    """Return the command of this job alone, one point of a multirun too, without `resume`."""
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else sys.argv[1:]
+    arguments = [argument for argument in given if not argument.startswith("resume=")]
     return shlex.join(["python", sys.argv[0], *arguments])
 
 

@@ -21,7 +21,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 EXIT_BAD_INPUT = 2
@@ -29,6 +29,7 @@ EXIT_INTERRUPTED = 130
 ERROR_FILE = "error.txt"
 
 _WANTS_TRACE = os.environ.get("HYDRA_FULL_ERROR") == "1"
+_failed_points: list[str] = []
 
 
 @dataclass
@@ -115,35 +116,44 @@ def run_script(main: Callable[[], Any], config_folder: Path, config_name: str) -
     """
     register_schemas()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # lets Hydra's own errors come here as exceptions
+    _failed_points.clear()
     try:
         main()
-    except Interrupted as stop:
-        _fail(str(stop), EXIT_INTERRUPTED)
     except (InputError, HydraException, OmegaConfBaseException, OSError) as error:
         if _WANTS_TRACE:
             raise
         _fail(_explain(error) + _suggestion(error, config_folder, config_name), EXIT_BAD_INPUT)
+    if _failed_points:
+        first, number = _failed_points[0], len(_failed_points)
+        others = f" (and {number - 1} more failed points, see their {ERROR_FILE})"
+        _fail(first + (others if number > 1 else ""), EXIT_BAD_INPUT)
 
 
 def run_job(job: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
     """Run one job of a script in its Hydra folder.
 
     Bad input leaves nothing behind in a single run. In a multirun the point keeps its folder with
-    the error in it (`error.txt`), and the other points go on.
+    the error in it (`error.txt`), the other points go on, and `run_script` fails at the end. The
+    interrupted job is the last.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
     is_single = HydraConfig.get().mode == RunMode.RUN
     try:
         return job(cfg, folder)
+    except Interrupted as stop:
+        _fail(str(stop), EXIT_INTERRUPTED)
     except InputError as error:
-        logging.shutdown()
         if is_single:
+            logging.shutdown()
             discard_job_folder(folder)
-            if not _WANTS_TRACE:
-                _fail(str(error), EXIT_BAD_INPUT)
         else:
             (folder / ERROR_FILE).write_text(f"{error}\n")
-        raise
+        if _WANTS_TRACE:
+            raise
+        if is_single:
+            _fail(str(error), EXIT_BAD_INPUT)
+        _failed_points.append(str(error))  # raised here, Hydra would add lines of its own
+        return None
 
 
 def discard_job_folder(folder: Path) -> None:
@@ -166,7 +176,7 @@ def _one_line(error: BaseException) -> str:
 
 def _explain(error: Exception) -> str:
     """Return one line for an error of Hydra, OmegaConf or the file system."""
-    text = _one_line(error)
+    text = re.sub(r"; (Config search path:.*|To append to your config [^;]*)", "", _one_line(error))
     if isinstance(error, OSError) and error.filename is not None:
         return (
             f"{error.filename}: {error.strerror}; choose a folder that can be written with "
@@ -179,21 +189,33 @@ def _explain(error: Exception) -> str:
 
 
 def _suggestion(error: Exception, config_folder: Path, config_name: str) -> str:
-    """Return a hint at the nearest known key where an override names an unknown one."""
+    """Return a hint where an override names an unknown key: who has it, or which one is near."""
     found = re.search(r"Could not (?:override|append to config.*?) '([^']+)'", str(error))
     if found is None:
         return ""
+    group, _, name = found.group(1).rpartition(".")
+    choices = sorted((config_folder / group).glob("*.yaml")) if group else []
+    owners = [f"{group}={path.stem}" for path in choices if name in set(OmegaConf.load(path))]
+    if owners:
+        return f"; it is a key of {', '.join(owners)}"
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_folder), version_base="1.3"):
-        keys = list(_leaves(compose(config_name)))
-    close = difflib.get_close_matches(found.group(1), keys, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; known keys: {', '.join(keys)}"
+        keys = list(_keys(compose(config_name)))
+    siblings = [key for key in keys if group and key.startswith(f"{group}.")]
+    near = {key.removeprefix(f"{group}."): key for key in siblings} or {key: key for key in keys}
+    close = difflib.get_close_matches(name if siblings else found.group(1), near, n=1, cutoff=0.5)
+    return (
+        f"; did you mean {near[close[0]]}?"
+        if close
+        else f"; known keys: {', '.join(near.values())}"
+    )
 
 
-def _leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
+def _keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys that a user may set, groups among them."""
     for key in map(str, node):
-        child = node._get_node(key)
-        if isinstance(child, DictConfig):
-            yield from _leaves(child, f"{prefix}{key}.")
-        else:
+        if not key.startswith("_"):
             yield f"{prefix}{key}"
+            child = node._get_node(key)
+            if isinstance(child, DictConfig):
+                yield from _keys(child, f"{prefix}{key}.")

@@ -20,9 +20,13 @@ def wandb_logger(save_dir: str, project: str, name: str | None = None) -> WandbL
         name: Name of the run.
     """
     mode = os.environ.get("WANDB_MODE")
-    is_offline = mode == "offline" or (mode is None and wandb.api.api_key is None)
+    is_offline = mode == "offline" or (mode is None and not wandb.login(prompt=False))
     if is_offline:
         logger.warning(
             "wandb is offline; upload later with: wandb sync %s/wandb/offline-*", save_dir
         )
-    return WandbLogger(save_dir=save_dir, project=project, name=name, offline=is_offline)
+    # wandb has read its settings by now: the mode must reach wandb.init itself.
+    mode_option = {"mode": "offline"} if is_offline else {}
+    return WandbLogger(
+        save_dir=save_dir, project=project, name=name, offline=is_offline, **mode_option
+    )

@@ -174,6 +174,7 @@ def last_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         ("lamda=1", "lambda"),
         ("objective.num_rollout=3", "objective.num_rollouts"),
         ("model.target.pth=x", "model.target.path"),
+        ("verifer=static", "verifier"),
     ],
 )
 def test_an_unknown_key_gets_a_suggestion(last_words, override: str, hint: str) -> None:
@@ -181,6 +182,12 @@ def test_an_unknown_key_gets_a_suggestion(last_words, override: str, hint: str) 
     assert code == 2
     assert f"'{override.split('=')[0]}'" in line
     assert line.endswith(f"; did you mean {hint}?")
+
+
+def test_a_key_of_another_choice_names_that_choice(last_words) -> None:
+    line, code = last_words(None, "verifier.weight=0.5")
+    assert code == 2
+    assert line.endswith("; it is a key of verifier=static")
 
 
 def test_a_key_like_no_other_gets_the_list_of_keys(last_words) -> None:
@@ -196,6 +203,7 @@ def test_an_unknown_choice_gets_the_list_of_choices(last_words, group: str) -> N
     assert code == 2
     assert f"'{group}/foo'" in line
     assert all(choice in line for choice in choices(group))
+    assert "search path" not in line
 
 
 def test_a_wrong_type_names_key_and_value(last_words) -> None:
@@ -206,17 +214,16 @@ def test_a_wrong_type_names_key_and_value(last_words) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "words", "code"),
+    ("error", "words"),
     [
-        (InputError("lambda=-1: no"), ["lambda=-1: no"], 2),
-        (Interrupted("go on with: this"), ["go on with: this"], 130),
-        (PermissionError(13, "Permission denied", "/x"), ["/x", "denied", "hydra.run.dir"], 2),
-        (OSError("disk\n\n  gone"), ["disk; gone"], 2),
+        (InputError("lambda=-1: no"), ["lambda=-1: no"]),
+        (PermissionError(13, "Permission denied", "/x"), ["/x", "denied", "hydra.run.dir"]),
+        (OSError("disk\n\n  gone"), ["disk; gone"]),
     ],
 )
-def test_errors_of_the_user_end_in_one_line(last_words, error, words: list[str], code: int) -> None:
-    line, exit_code = last_words(error)
-    assert exit_code == code
+def test_errors_of_the_user_end_in_one_line(last_words, error, words: list[str]) -> None:
+    line, code = last_words(error)
+    assert code == 2
     assert all(word in line for word in words)
     assert "None" not in line
 
@@ -303,13 +310,47 @@ def test_bad_input_does_not_remove_an_older_run(
     assert (tmp_path / "records.jsonl").is_file()
 
 
-def test_a_bad_point_of_a_multirun_is_recorded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("number", [1, 3])
+def test_bad_points_of_a_multirun_are_recorded_and_fail_it_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
 ) -> None:
-    hydra_says(monkeypatch, tmp_path / "1", RunMode.MULTIRUN)
-    with pytest.raises(InputError):
-        run_job(refuse, OmegaConf.create())
-    assert (tmp_path / "1" / "error.txt").read_text() == "lambda=-1: no\n"
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+
+    def main() -> None:
+        for point in map(str, range(number)):
+            hydra_says(monkeypatch, tmp_path / point, RunMode.MULTIRUN)
+            run_job(refuse, OmegaConf.create())
+            assert (tmp_path / point / "error.txt").read_text() == "lambda=-1: no\n"
+
+    with pytest.raises(SystemExit) as stop:
+        run_script(main, CONFIG_FOLDER, "train")
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lambda=-1: no")
+    assert ("2 more failed points" in line) == (number == 3)
+
+
+@pytest.mark.parametrize("mode", [RunMode.RUN, RunMode.MULTIRUN])
+def test_an_interrupted_job_is_kept_and_ends_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    mode: RunMode,
+) -> None:
+    """In a multirun the points behind the interrupted one used to run."""
+
+    def stop(cfg, folder: Path) -> None:
+        raise Interrupted("go on with: this")
+
+    hydra_says(monkeypatch, tmp_path, mode)
+    with pytest.raises(SystemExit) as caught:
+        run_job(stop, OmegaConf.create())
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "go on with: this\n"
+    assert (tmp_path / "train.log").is_file()
 
 
 def test_a_job_gets_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

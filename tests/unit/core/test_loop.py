@@ -574,10 +574,24 @@ def test_cap_changes_nothing_before_it(bonus, draft_length):
 def decode_raw(ids, mask, keys=None, draft=None):
     ids, mask = torch.tensor(ids), torch.tensor(mask)
     keys = torch.arange(ids.shape[0]) if keys is None else keys
-    target = TableLM(5, 0)
     return speculative_decode(
-        target, draft or target, LosslessVerifier(), ids, mask, keys, DecodeSettings(4)
+        TableLM(5, 0),
+        draft or TableLM(5, 0),
+        LosslessVerifier(),
+        ids,
+        mask,
+        keys,
+        DecodeSettings(4),
     )
+
+
+def test_one_object_as_target_and_draft_is_refused():
+    """Both roles used to write into one cache."""
+    lm = TableLM(5, 0)
+    ids = torch.tensor([[1, 2]])
+    keys = torch.arange(1)
+    with pytest.raises(ValueError, match="one object"):
+        speculative_decode(lm, lm, LosslessVerifier(), ids, ids > 0, keys, DecodeSettings(4))
 
 
 def test_empty_prompt_is_refused():
