@@ -136,7 +136,8 @@ def report(folder: Path, console: Console) -> None:
     _print_samples(folder, console)
     console.print("\nWhere everything lies:")
     for path in (*figures, folder / "results.md", folder / "distances.json", folder / SAMPLES_FILE):
-        console.print(f"  {path}", soft_wrap=True, highlight=False)
+        if path.is_file():
+            console.print(f"  {path}", soft_wrap=True, highlight=False)
     console.print(f"  {folder}/runs/: records, per-token traces and manifests, one folder a run")
 
 

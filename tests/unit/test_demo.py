@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +21,7 @@ TOKENS = (
     (" hence", "recovered"),
     (" 5", "accepted"),
     (".", "bonus"),
+    ("\n", "recovered"),
 )
 
 
@@ -97,7 +99,9 @@ def test_the_report_draws_the_figure_and_lists_every_run(folder: Path) -> None:
     for run in ("plain", "lossless", "static-high", "static-low", "diversed"):
         assert f"| {run} |" in table
     assert "0.740" in table
-    assert table.strip() in text
+    assert "static, w = 0.6" in text
+    assert "DIVERSED, λ = 1.5" in text
+    assert "0.750 [" in text
     for name in ("front.png", "front.svg", "results.md", "distances.json", "samples.txt"):
         assert str(folder / name) in text
         assert (folder / name).is_file()
@@ -118,11 +122,12 @@ def test_the_distance_is_measured_from_the_hull(folder: Path) -> None:
 def test_samples_show_what_became_of_each_token(folder: Path) -> None:
     text = printed(folder)
     lines = (folder / "samples.txt").read_text().splitlines()
-    assert lines[0] == "accepted as is, [recovered], <bonus>"
-    assert lines[2:6] == ["Question 0?", "So [hence] 5<.>", "(right)", ""]
-    assert lines[6:9] == ["Question 1?", "So [hence] 5<.>", "(wrong, 6 is right)"]
+    assert lines[0] == "accepted as is, [recovered], {bonus}"
+    answer = ["So [hence] 5{.}[↵]", ""]  # the line break itself is a recovered token
+    assert lines[2:7] == ["Question 0?", *answer, "(right)", ""]
+    assert lines[7:11] == ["Question 1?", *answer, "(wrong, 6 is right)"]
     assert sum(line.startswith("Question") for line in lines) == demo.NUM_SAMPLES
-    assert "So [hence] 5<.>" in text
+    assert answer[0] in text
 
 
 def test_timed_speeds_replace_those_of_the_batch_and_are_compared(folder: Path) -> None:
@@ -142,6 +147,18 @@ def test_timed_speeds_replace_those_of_the_batch_and_are_compared(folder: Path) 
         line for line in (folder / "results.md").read_text().splitlines() if "diversed" in line
     ]
     assert "| 40.0 |" in row
+
+
+def test_without_timing_there_are_no_speeds(folder: Path) -> None:
+    """Records time whole batches, which is no speed of a method."""
+    assert "speed at batch 1, relative" not in printed(folder)
+    assert "8.0" not in (folder / "results.md").read_text()  # 4 tokens in 0.5 s
+
+
+def test_without_a_learnt_verifier_no_samples_are_promised(folder: Path) -> None:
+    shutil.rmtree(folder / "runs" / "diversed")
+    assert "samples.txt" not in printed(folder)
+    assert not (folder / "samples.txt").exists()
 
 
 def test_the_report_repeats_itself(folder: Path) -> None:
