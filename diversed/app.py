@@ -35,6 +35,7 @@ from diversed.objective.acceptance import ObjectiveSettings
 from diversed.records.manifest import build_manifest
 from diversed.records.store import (
     MANIFEST_FILE,
+    RecordsError,
     read_manifest,
     read_records,
     write_manifest,
@@ -137,7 +138,13 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, float]:
         "validation_objective": keeper.best_objective,
         "validation": keeper.history,
     }
-    numbers = _evaluate(cfg, run_folder, setup, run, chosen)
+    try:
+        numbers = _evaluate(cfg, run_folder, setup, run, chosen)
+    except KeyboardInterrupt:
+        resume = shlex.quote(f"resume={run_folder}")
+        raise Interrupted(
+            f"stopped in the evaluation, the head is saved; go on with: {_command()} {resume}"
+        ) from None
     if trainer is not None and trainer.logger is not None:
         _close_logger(trainer.logger, numbers, num_rollouts)
     return numbers
@@ -268,6 +275,10 @@ def _training(
         optimizer=instantiate(cfg.optimizer),
         scheduler=instantiate(cfg.scheduler),
     )
+    try:
+        module.configure_optimizers()  # once for its checks, before anything is written
+    except (ValueError, TypeError) as error:
+        raise InputError(f"optimizer, scheduler: {error}") from error
     data = PromptDataModule(
         setup.task,
         prompts_per_step=settings.prompts_per_step,
@@ -453,7 +464,11 @@ def _resume_folder(cfg: DictConfig, folder: Path) -> Path:
     if cfg.resume == "auto":
         candidates = [path.parent for path in folder.parent.glob(f"*/{MANIFEST_FILE}")]
         for candidate in sorted(candidates, reverse=True):
-            manifest = read_manifest(candidate)
+            try:
+                manifest = read_manifest(candidate)
+            except RecordsError as error:
+                logger.warning("resume=auto: passed over %s", error)
+                continue
             if manifest["status"] != "finished" and not _differing(wanted, manifest["config"]):
                 return candidate
         logger.info("resume=auto: no unfinished run of this config in %s", folder.parent)

@@ -142,6 +142,9 @@ def run_job(job: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
         return job(cfg, folder)
     except Interrupted as stop:
         _fail(str(stop), EXIT_INTERRUPTED)
+    except KeyboardInterrupt:
+        discard_job_folder(folder)
+        _fail("stopped before anything was worth keeping; run the command again", EXIT_INTERRUPTED)
     except InputError as error:
         if is_single:
             logging.shutdown()

@@ -33,7 +33,9 @@ from diversed.figures.plots import plot_front, save_figure
 from diversed.figures.tables import MISSING, results_table, to_markdown
 from diversed.generation import row_key
 from diversed.records.store import (
+    TRACE_FILE,
     RecordsError,
+    read_manifest,
     read_records,
     read_runs,
     read_trace,
@@ -128,8 +130,11 @@ def report(folder: Path, console: Console) -> None:
     (folder / "results.md").write_text(to_markdown(display))
     _print_table(display, console)
     results: dict[str, Any] = {}
+    has_front = table["method"].isin(["static", "lossless"]).any()
+    if not has_front:
+        console.print("no static or lossless run: there is no front to measure from")
     for run_name in table.loc[table["method"] == "diversed", "run_name"]:
-        results[run_name] = _print_distances(records, run_name, console)
+        results[run_name] = _print_distances(records, run_name, console) if has_front else {}
         if speeds is not None:
             results[run_name]["speed"] = _print_speeds(table, speeds, run_name, console)
     write_json(folder / "distances.json", results)
@@ -206,7 +211,8 @@ def _print_speeds(
 
 def _print_samples(folder: Path, console: Console) -> None:
     """Show some completions with each token's fate, on screen and as a text file."""
-    candidates = sorted((folder / "runs").glob("diversed*"))
+    traced = sorted(path.parent for path in folder.rglob(TRACE_FILE))
+    candidates = [run for run in traced if read_manifest(run)["run"]["method"] == "diversed"]
     if not candidates:
         return
     trace = read_trace(candidates[0])

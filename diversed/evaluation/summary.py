@@ -64,7 +64,9 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
             "num_prompts": int(run["prompt_id"].nunique()),
         }
         rows.append(row)
-    return pd.DataFrame(rows)
+    # A setting that no run has would be a column of None.
+    settings = {"target_weight": float, "acceptance_weight": float, "dial": float}
+    return pd.DataFrame(rows).astype(settings)
 
 
 def distance_to_static_front(

@@ -98,6 +98,7 @@ BAD_TRAININGS = {
     "objective.save_every=0": "objective.save_every=0: must be at least 1",
     "objective.num_validation_prompts=0": "objective.num_validation_prompts=0: must be at least 1",
     "objective.num_validation_prompts=9": "objective.num_validation_prompts=9: must be at least 1",
+    "optimizer.lr=-1": "optimizer, scheduler: Invalid learning rate: -1",
     "head.kind=big": "head.kind='big': must be one of linear, mlp",
     "head.initial_weight=1": "head.initial_weight=1: must lie in (0, 1)",
     "trainer.accelerator=quantum": "quantum",
@@ -347,3 +348,33 @@ def test_auto_takes_up_unfinished_runs_of_the_same_config_only(
 def test_auto_starts_afresh_where_there_is_no_run(tmp_path: Path) -> None:
     cfg = composed("train", *SMALL_DATA, "resume=auto")
     assert app._resume_folder(cfg, tmp_path / "own") == tmp_path / "own"
+
+
+def test_auto_passes_over_a_run_of_another_schema_version(tmp_path: Path) -> None:
+    """Such a neighbour used to end the job."""
+    alien = tmp_path / "old"
+    alien.mkdir()
+    (alien / "manifest.json").write_text('{"schema_version": 0}')
+    own = tmp_path / "new"
+    app.train(composed("train", *SMALL_TRAINING, "resume=auto"), own)
+    assert len(rows_of(own)) == 4
+    assert [path.name for path in alien.iterdir()] == ["manifest.json"]
+
+
+def test_a_stop_in_the_evaluation_keeps_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to end in a stack trace."""
+    evaluate_task = app.evaluate_task
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "evaluate_task", stop)
+    with pytest.raises(Interrupted, match=r"the head is saved; go on with: .*resume="):
+        app.train(composed("train", *SMALL_TRAINING), tmp_path)
+    assert (tmp_path / "head" / "config.json").is_file()
+    assert not (tmp_path / "records.jsonl").exists()
+    monkeypatch.setattr(app, "evaluate_task", evaluate_task)
+    app.train(composed("train", *SMALL_TRAINING, f"resume={tmp_path}"), tmp_path)
+    assert len(rows_of(tmp_path)) == 4

@@ -183,3 +183,12 @@ def test_the_command_says_so_without_a_trace(
     monkeypatch.setattr("sys.argv", arguments)
     with pytest.raises(SystemExit, match=f"RecordsError: {tmp_path}"):
         demo.main()
+
+
+def test_heads_without_static_runs_are_shown_without_a_distance(tmp_path: Path) -> None:
+    """The report used to end in an error before the table's files were complete."""
+    write_run(tmp_path / "deep" / "own", "diversed", [1, 0, 1, 1], 0.9, acceptance_weight=1.5)
+    console = Console(file=io.StringIO(), width=100)
+    demo.report(tmp_path, console)
+    assert "no static or lossless run" in console.file.getvalue()
+    assert json.loads((tmp_path / "distances.json").read_text()) == {"own": {}}
