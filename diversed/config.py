@@ -56,11 +56,11 @@ class ObjectiveConfig:
     prompts_per_step: int = 16
     samples_per_prompt: int = 8
     updates_per_rollout: int = 3
-    num_rollouts: int = 60
+    num_rollouts: int = 40
     grad_clip: float = 5.0
     validate_every: int = 10
     save_every: int = 5
-    num_validation_prompts: int = 256
+    num_validation_prompts: int = 192
 
 
 @dataclass
@@ -68,7 +68,7 @@ class EvaluationConfig:
     """Group `evaluation`; see `evaluation.runner.evaluate_task`."""
 
     split: str = "test"
-    num_prompts: int | None = 512  # null: the whole split
+    num_prompts: int | None = 400  # null: the whole split
     samples_per_prompt: int = 1
     batch_size: int = 64
     writes_trace: bool = True

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 STATIC_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.85, 0.9, 0.95)  # w = 1 is the lossless run
-NUM_TIMED_PROMPTS = 24
+NUM_TIMED_PROMPTS = 16
 NUM_SAMPLES = 3
 SPEEDS_FILE = "speeds.csv"
 SAMPLES_FILE = "samples.txt"
