@@ -4,8 +4,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 RECORDS ?= outputs/demo
+# One thread in each of two processes: the models of the tests are too small for more.
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --quiet --numprocesses 2 --dist loadfile
 
-.PHONY: demo test check figures slow clean
+.PHONY: demo test check figures clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -24,13 +26,10 @@ check: $(READY)  ## lint, types, unit tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(RUN) -m pytest --quiet tests/unit
+	$(PYTEST) tests/unit
 
 test: $(READY)  ## everything but slow, gpu and network tests
-	$(RUN) -m pytest --quiet
-
-slow: $(READY)  ## the long tests
-	$(RUN) -m pytest --quiet -m slow
+	$(PYTEST)
 
 clean:
 	rm -rf $(VENV)
