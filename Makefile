@@ -7,7 +7,7 @@ RECORDS ?= outputs/demo
 # One thread in each of two processes: the models of the tests are too small for more.
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --quiet --numprocesses 2 --dist loadfile
 
-.PHONY: demo test check figures clean
+.PHONY: demo test lint check figures clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -22,10 +22,12 @@ demo: $(READY)  ## train a head on the embedded pair, evaluate, draw
 figures: $(READY)  ## redraw the figure from the records in RECORDS
 	$(RUN) -m diversed.demo --figures-only --records $(RECORDS)
 
-check: $(READY)  ## lint, types, unit tests
+lint: $(READY)  ## lint and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+check: lint  ## lint, types, unit tests
 	$(PYTEST) tests/unit
 
 test: $(READY)  ## everything but slow, gpu and network tests
