@@ -144,7 +144,7 @@ def run_job(job: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
         _fail(str(stop), EXIT_INTERRUPTED)
     except KeyboardInterrupt:
         discard_job_folder(folder)
-        _fail("stopped before anything was worth keeping; run the command again", EXIT_INTERRUPTED)
+        _fail("stopped; run the command again (train.py: with resume=auto)", EXIT_INTERRUPTED)
     except InputError as error:
         if is_single:
             logging.shutdown()

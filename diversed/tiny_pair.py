@@ -5,7 +5,7 @@
 Both models learn the worked solutions of the arithmetic task, each in a wording style of its own.
 The target is deep and trained long, the draft has one layer and is trained briefly: as in real
 families, the small model is weaker *and* has other habits of speech. Running it again gives a pair
-of the same quality, not the same bits. Takes about half an hour on two cores.
+of the same quality, not the same bits. Took 55 minutes on two busy cores.
 """
 
 import argparse
