@@ -18,6 +18,7 @@ from diversed.core.verifiers import AutoregressiveVerifier, DiversedVerifier, Ve
 from diversed.models.checkpoint import load_head
 from diversed.models.head import EnsembleHead
 from diversed.models.loading import ModelPair
+from diversed.tasks.base import Prompt
 
 
 class PromptError(ValueError):
@@ -91,11 +92,13 @@ class SpeculativeDecoder:
         self.settings = replace(settings, eos_ids=settings.eos_ids or pair.eos_ids)
         self.stop_strings = tuple(stop_strings)
 
-    def generate(self, prompts: Sequence[str], row_keys: Sequence[int] | None = None) -> Generation:
+    def generate(
+        self, prompts: Sequence[Prompt], row_keys: Sequence[int] | None = None
+    ) -> Generation:
         """Complete prompts in one batch.
 
         Args:
-            prompts: Non-empty texts.
+            prompts: Non-empty texts, or conversations for the tokenizer's chat template.
             row_keys: One per prompt, naming its random numbers; default: the prompt's index.
 
         Returns:
@@ -126,11 +129,9 @@ class SpeculativeDecoder:
             )
         return Generation(texts=[self._decode(ids) for ids in result.token_ids], result=result)
 
-    def encode_prompt(self, prompt: str) -> list[int]:
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Return the ids of one prompt; PromptError if it is empty or too long."""
-        ids: list[int] = self.pair.tokenizer(prompt).input_ids
-        if not prompt or not ids:
-            raise PromptError("the prompt is empty: it needs at least one token")
+        ids = self.prompt_ids(prompt)
         needed = len(ids) + self.settings.max_new_tokens
         if needed > self.pair.context_length:
             raise PromptError(
@@ -140,7 +141,33 @@ class SpeculativeDecoder:
             )
         return ids
 
-    def _encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Return the ids of one prompt of any length; PromptError if there are none.
+
+        A conversation goes through the tokenizer's chat template, with the turn of the assistant
+        opened and, for templates that know it, thinking switched off.
+        """
+        tokenizer = self.pair.tokenizer
+        if not prompt:
+            raise PromptError("the prompt is empty: it needs at least one token")
+        ids: list[int]
+        if isinstance(prompt, str):
+            ids = tokenizer(prompt).input_ids
+        elif tokenizer.chat_template is None:
+            raise PromptError(
+                "the tokenizer has no chat template, so the model takes no conversations: set "
+                "data.prompt=plain"
+            )
+        else:
+            text = tokenizer.apply_chat_template(
+                prompt, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+            ids = tokenizer(text, add_special_tokens=False).input_ids  # the template has them
+        if not ids:
+            raise PromptError("the prompt is empty: it needs at least one token")
+        return ids
+
+    def _encode(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
         """Return left-padded ids and their mask, on the pair's device."""
         if not prompts:
             raise PromptError("no prompt was given")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from datasets import Dataset
 
-from diversed.tasks.base import Example, check_split
+from diversed.tasks.base import Example, Task, check_split
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "June")
 ITEMS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pens", "shells", "stamps", "toys")
@@ -223,13 +223,12 @@ def draw_examples(split: str, seed: int, style: Style = UNIFORM_STYLE) -> Iterat
         index += 1
 
 
-class ArithmeticTask:
+class ArithmeticTask(Task):
     """The generated word problems, with exact match of the final number as reward."""
 
     name = "arithmetic"
     quality_name = "accuracy"
     max_new_tokens = 112
-    stop_strings: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -3,7 +3,10 @@
 A task knows nothing of models, tokens or decoding; texts go in and numbers come out.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from datasets import Dataset
 
@@ -12,9 +15,27 @@ SPLITS = ("train", "validation", "test")
 Example = dict[str, Any]
 """One row of a split: always a unique string `id`, otherwise the task's own columns."""
 
+Message = dict[str, str]
+"""One turn of a conversation: `role` (system, user or assistant) and `content`."""
 
-@runtime_checkable
-class Task(Protocol):
+Prompt = str | list[Message]
+"""Text that the models continue, or a conversation for the tokenizer's chat template."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The reward of one completion.
+
+    Attributes:
+        value: In [0, 1]; None where scoring itself failed.
+        error: What failed inside the scorer (never the completion's own fault); None otherwise.
+    """
+
+    value: float | None
+    error: str | None = None
+
+
+class Task(ABC):
     """Examples of one data set and the reward of a completion.
 
     Attributes:
@@ -22,28 +43,47 @@ class Task(Protocol):
         quality_name: Name of the score in figures, such as "accuracy".
         max_new_tokens: Completion length that a good answer fits into.
         stop_strings: Strings that end a completion, besides the end-of-sequence token.
+        long_column: Column of an example that is cut from its end where a prompt is too long for
+            the models; None where nothing may be cut.
     """
 
     name: str
     quality_name: str
     max_new_tokens: int
-    stop_strings: tuple[str, ...]
+    stop_strings: tuple[str, ...] = ()
+    long_column: str | None = None
 
+    @abstractmethod
     def examples(self, split: str) -> Dataset:
         """Return the rows of "train", "validation" or "test"; other names raise ValueError."""
-        ...
 
-    def prompt(self, example: Example) -> str:
-        """Return the text that the models continue."""
-        ...
+    @abstractmethod
+    def prompt(self, example: Example) -> Prompt:
+        """Return what the models continue or answer."""
+
+    @abstractmethod
+    def score(self, text: str, example: Example) -> float:
+        """Return the reward of a completion, in [0, 1]; a pure function that accepts any text."""
 
     def extract(self, text: str) -> str | None:
         """Return the answer stated in a completion, or None where there is none."""
-        ...
+        return text.strip() or None
 
-    def score(self, text: str, example: Example) -> float:
-        """Return the reward of a completion, in [0, 1]; never raises on any text."""
-        ...
+    def score_batch(self, texts: Sequence[str], examples: Sequence[Example]) -> list[Score]:
+        """Return the reward of each completion; a failure of the scorer is a `Score.error`."""
+        return [
+            Score(self.score(text, example)) for text, example in zip(texts, examples, strict=True)
+        ]
+
+    def corpus_metrics(
+        self, texts: Sequence[str], examples: Sequence[Example]
+    ) -> dict[str, float]:
+        """Return metrics of a whole evaluation by name; empty where means of scores say all."""
+        return {}
+
+    def provenance(self) -> dict[str, Any]:
+        """Return where the rows came from (source, commit, sizes), for the manifest."""
+        return {}
 
 
 def check_split(split: str) -> None:
