@@ -383,14 +383,19 @@ def _run_columns(cfg: DictConfig, setup: _Setup, head_weight: float | None) -> d
     weight = verifier.weight if isinstance(verifier, StaticVerifier) else None
     dial = verifier.dial if isinstance(verifier, DiversedVerifier) else None
     sampling = decoder.settings.sampling
-    setting = ""
-    if weight is not None:
-        setting = f"-w{weight:g}"
     if isinstance(verifier, DiversedVerifier):
         if head_weight is None:
             head_weight = _head_weight(cfg.verifier.checkpoint)
         setting = f"-lambda{head_weight:g}" if head_weight is not None else ""
         setting += f"-dial{dial:g}" if dial else ""
+    elif weight is not None:
+        setting = f"-w{weight:g}"
+    else:
+        parts = verifier.settings.items()
+        setting = "".join(
+            f"-{key}{value if isinstance(value, str) else format(value, 'g')}"
+            for key, value in parts
+        )
     return {
         "run_name": cfg.name
         or f"{cfg.model.name}-{task.name}-{verifier.name}{setting}-seed{cfg.seed}",

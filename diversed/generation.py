@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from diversed.core.kernel import Verifier
 from diversed.core.loop import (
     DecodeSettings,
     EndFinder,
@@ -14,7 +15,7 @@ from diversed.core.loop import (
     speculative_decode,
 )
 from diversed.core.types import DecodeResult
-from diversed.core.verifiers import AutoregressiveVerifier, DiversedVerifier, Verifier
+from diversed.core.verifiers import AutoregressiveVerifier, DiversedVerifier
 from diversed.models.checkpoint import load_head
 from diversed.models.head import EnsembleHead
 from diversed.models.loading import ModelPair

@@ -19,16 +19,20 @@ from torch import Tensor
 from diversed.core import noise
 from diversed.core.checks import check_same_shape, check_shape
 from diversed.core.counts import count_trace
+from diversed.core.kernel import ModelView, Verifier
 from diversed.core.lm import LanguageModel
 from diversed.core.noise import Purpose
-from diversed.core.probs import Sampling, logits_to_probs, tv_distance
+from diversed.core.probs import Sampling, logits_to_probs
 from diversed.core.recorder import BlockEntries, Recorder
-from diversed.core.types import DecodeResult, StepOutput
-from diversed.core.verifiers import Judgement, ModelView, Verifier
+from diversed.core.types import BlockEmission, DecodeResult, StepOutput
+from diversed.core.verdict import Verdict, judge_bonus, judge_columns
 from diversed.core.verify import stochastic_accepts, verify_block
 
 EndFinder = Callable[[list[int], int], int | None]
 """(generated ids of one row, first index to look at) -> index of the first token that ends it."""
+
+Listener = Callable[[BlockEmission], None]
+"""Told after each block what it emitted."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ def speculative_decode(
     row_keys: Tensor,
     settings: DecodeSettings,
     find_end: EndFinder | None = None,
+    listener: Listener | None = None,
 ) -> DecodeResult:
     """Complete a batch of prompts.
 
@@ -103,6 +108,7 @@ def speculative_decode(
         row_keys: int64 [B]; rows with equal keys draw equal random numbers.
         settings: Lengths, sampling, ends, seed.
         find_end: Finds stop strings in a row's generated ids; None where there are none.
+        listener: Told of each block's tokens.
 
     Returns:
         Completions, counts and the per-token trace.
@@ -122,7 +128,7 @@ def speculative_decode(
             f"keep_head_inputs with verifier.bonus={verifier.bonus!r}: the target's bonus tokens "
             "have no hidden state of the draft"
         )
-    decoder = _BatchDecoder(target, draft, verifier, settings, find_end)
+    decoder = _BatchDecoder(target, draft, verifier, settings, find_end, listener)
     return decoder.run(prompt_ids, prompt_mask, row_keys)
 
 
@@ -134,9 +140,18 @@ def autoregressive_decode(
     row_keys: Tensor,
     settings: DecodeSettings,
     find_end: EndFinder | None = None,
+    listener: Listener | None = None,
 ) -> DecodeResult:
-    """Complete a batch with the target alone, one token per call; arguments as above."""
-    decoder = _BatchDecoder(target, None, None, settings, find_end)
+    """Complete a batch with the target alone, one token per call; arguments as above.
+
+    Raises:
+        ValueError: As above, or head inputs are asked for, of which plain decoding has none.
+    """
+    if settings.keep_head_inputs:
+        raise ValueError(
+            "keep_head_inputs in plain decoding: there are no hidden states of a draft"
+        )
+    decoder = _BatchDecoder(target, None, None, settings, find_end, listener)
     return decoder.run(prompt_ids, prompt_mask, row_keys)
 
 
@@ -150,12 +165,14 @@ class _BatchDecoder:
         verifier: Verifier | None,
         settings: DecodeSettings,
         find_end: EndFinder | None,
+        listener: Listener | None,
     ) -> None:
         self.target = target
         self.draft = draft
         self.verifier = verifier
         self.settings = settings
         self.find_end = find_end
+        self.listener = listener
 
     def run(self, prompt_ids: Tensor, prompt_mask: Tensor, row_keys: Tensor) -> DecodeResult:
         """Decode until every row has ended."""
@@ -192,7 +209,7 @@ class _BatchDecoder:
         width = drafted.ids.shape[1]
         out = self.target.step(torch.cat([self.last_ids, drafted.ids], dim=1))
         target_probs = logits_to_probs(out.logits, self.settings.sampling)
-        view = _view(out, target_probs, drafted)
+        view = _view(out, target_probs, drafted, self.settings.sampling)
         verdict, is_accepted = self._judge(view, drafted.ids)
         block = verify_block(is_accepted, drafted.num_tokens)
         num_accepted = block.num_accepted
@@ -255,33 +272,34 @@ class _BatchDecoder:
                 fed = noise.race(probs, arrivals[:, column : column + 1])
             ids.append(fed)
             is_open = (column < budget) & ~drafted.has_ended
-            is_end = torch.isin(fed[:, 0], self.eos_ids)
-            if self.find_end is not None:
-                is_end |= self._stops(torch.cat(ids, dim=1), self.num_emitted + column)
             drafted.num_tokens += is_open
-            drafted.has_ended |= is_open & is_end
+            drafted.has_ended |= is_open & torch.isin(fed[:, 0], self.eos_ids)
             if bool((drafted.has_ended | (budget <= column + 1)).all()):
                 break
         drafted.ids = torch.cat(ids, dim=1)
+        if self.find_end is not None:
+            num_until_stop = self._num_until_stop(drafted.ids, drafted.num_tokens)
+            drafted.has_ended |= num_until_stop > 0
+            drafted.num_tokens = torch.where(num_until_stop > 0, num_until_stop, drafted.num_tokens)
         return drafted
 
-    def _judge(self, view: ModelView | None, draft_ids: Tensor) -> tuple["_Verdict | None", Tensor]:
+    def _judge(self, view: ModelView | None, draft_ids: Tensor) -> tuple[Verdict | None, Tensor]:
         """Return the verdict on the drafted columns and which tokens pass."""
         width = draft_ids.shape[1]
         if view is None or self.verifier is None:
             return None, draft_ids.bool()
-        verdict = _judge_columns(self.verifier, view.columns(0, width), draft_ids, self.settings)
-        if verdict.passing is not None:
-            is_accepted = draft_ids == verdict.passing
-        else:
+        judged = view.columns(0, width)
+        verdict = judge_columns(self.verifier, judged, draft_ids, self.settings.sampling)
+        is_accepted = verdict.passes
+        if is_accepted is None:
             positions = self.num_emitted.unsqueeze(1) + torch.arange(width, device=draft_ids.device)
             uniforms = noise.uniform(self._keys(positions, Purpose.ACCEPT))
             is_accepted = stochastic_accepts(verdict.judgement.accept_probs, uniforms)
-        return verdict.extended_by(None), is_accepted
+        return verdict.with_unknown_column(), is_accepted
 
     def _judge_bonus(
-        self, view: ModelView | None, drafted: _Draft, verdict: "_Verdict | None"
-    ) -> "_Verdict | None":
+        self, view: ModelView | None, drafted: _Draft, verdict: Verdict | None
+    ) -> Verdict | None:
         """Extend the verdict to the column behind the block.
 
         The draft reads the block's last token for it, which the next block needs in the draft's
@@ -293,16 +311,14 @@ class _BatchDecoder:
         out = self.draft.step(drafted.ids[:, -1:])
         drafted.put(width, out, logits_to_probs(out.logits, self.settings.sampling))
         behind = view.columns(width, width + 1)
-        bonus_ids = behind.draft_logits.argmax(-1)
-        extra = _judge_columns(self.verifier, behind, bonus_ids, self.settings)
-        return verdict.extended_by(extra)
+        return verdict.with_last_column(judge_bonus(self.verifier, behind, self.settings.sampling))
 
     def _next_ids(
         self,
         view: ModelView | None,
         out: StepOutput,
         target_probs: Tensor,
-        verdict: "_Verdict | None",
+        verdict: Verdict | None,
         num_accepted: Tensor,
         is_rejected: Tensor,
     ) -> Tensor:
@@ -310,10 +326,10 @@ class _BatchDecoder:
         every_row = torch.arange(num_accepted.numel(), device=num_accepted.device)
         if self.settings.sampling.is_greedy:
             next_ids = out.logits[every_row, num_accepted].argmax(-1)
-            if verdict is not None and verdict.passing is not None:
-                passing = verdict.passing[every_row, num_accepted]
+            if verdict is not None and verdict.next_ids is not None:
+                own = verdict.next_ids[every_row, num_accepted]
                 by_verifier = is_rejected | self._judges_bonus
-                next_ids = torch.where(by_verifier & (passing >= 0), passing, next_ids)
+                next_ids = torch.where(by_verifier & (own >= 0), own, next_ids)
             return next_ids
         weights = target_probs[every_row, num_accepted]
         if view is not None and verdict is not None and self.verifier is not None:
@@ -355,12 +371,16 @@ class _BatchDecoder:
         is_eos = torch.isin(last[:, 0], self.eos_ids)
         is_stop = torch.zeros_like(is_eos)
         if self.find_end is not None:
-            is_stop = self._stops(tokens[:, :0], self.num_emitted - 1) & ~is_eos
+            is_stop = (self._num_until_stop(last, torch.ones_like(num_new), 1) > 0) & ~is_eos
         is_done = is_eos | is_stop | (self.num_emitted >= self.settings.max_new_tokens)
         for local in is_done.nonzero()[:, 0].tolist():
             reason = "eos" if is_eos[local] else "stop" if is_stop[local] else "length"
             self.end_reasons[int(self.rows[local])] = reason
         self.lengths[self.rows] = self.num_emitted
+        if self.listener is not None:
+            new = zip(tokens.tolist(), num_new.tolist(), strict=True)
+            new_ids = [ids[:number] for ids, number in new]
+            self.listener(BlockEmission(self.rows.tolist(), new_ids, is_done.tolist()))
 
         kept = (~is_done).nonzero(as_tuple=True)[0]
         if kept.numel():
@@ -380,78 +400,36 @@ class _BatchDecoder:
         row_keys = self.row_keys if positions.dim() == 1 else self.row_keys.unsqueeze(1)
         return noise.stream_keys(self.settings.seed, row_keys, positions, purpose)
 
-    def _stops(self, draft_ids: Tensor, first: Tensor) -> Tensor:
-        """Return which rows' completions so far, drafted ids included, end at or after `first`."""
+    def _num_until_stop(self, ids: Tensor, num_tokens: Tensor, num_written: int = 0) -> Tensor:
+        """Return how many of a row's new tokens there are up to the one that completes a stop.
+
+        Args:
+            ids: New tokens, [A, n].
+            num_tokens: How many of them count, [A].
+            num_written: How many of them are in `output` already.
+
+        Returns:
+            int64 [A]; 0 where no stop string is completed.
+        """
         if self.find_end is None:
             raise RuntimeError("no stop strings were given")
-        stops = []
-        for row, emitted, drafted, start in zip(
+        numbers = []
+        for row, emitted, new, count in zip(
             self.rows.tolist(),
             self.num_emitted.tolist(),
-            draft_ids.tolist(),
-            first.tolist(),
+            ids.tolist(),
+            num_tokens.tolist(),
             strict=True,
         ):
-            generated = self.output[row, :emitted].tolist() + drafted
-            stops.append(self.find_end(generated, start) is not None)
-        return torch.tensor(stops, dtype=torch.bool, device=draft_ids.device)
+            first = emitted - num_written
+            end = self.find_end(self.output[row, :first].tolist() + new[:count], first)
+            numbers.append(0 if end is None else end - first + 1)
+        return torch.tensor(numbers, dtype=torch.long, device=ids.device)
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """What is known about the columns of a block after judging them."""
-
-    judgement: Judgement
-    tv: Tensor  # [A, n]
-    passing: Tensor | None  # [A, n], ids that pass at temperature 0
-
-    def extended_by(self, extra: "_Verdict | None") -> "_Verdict":
-        """Return this verdict with one more column, unknown where `extra` is None.
-
-        The column replaces an unknown last one.
-        """
-        width = self.tv.shape[1] - (0 if extra is None else 1)
-
-        def extend(values: Tensor, more: Tensor | None, unknown: float) -> Tensor:
-            if more is None:
-                more = torch.full_like(values[:, :1], unknown)
-            return torch.cat([values[:, :width], more], dim=1)
-
-        own, other = self.judgement, extra.judgement if extra else None
-        weight = own.target_weight
-        if weight is not None:
-            weight = extend(weight, other.target_weight if other else None, torch.nan)
-        passing = self.passing
-        if passing is not None:
-            passing = extend(passing, extra.passing if extra else None, -1)
-        return _Verdict(
-            Judgement(
-                extend(own.accept_probs, other.accept_probs if other else None, torch.nan),
-                extend(
-                    own.expected_acceptance,
-                    other.expected_acceptance if other else None,
-                    torch.nan,
-                ),
-                weight,
-            ),
-            extend(self.tv, extra.tv if extra else None, torch.nan),
-            passing,
-        )
-
-
-def _judge_columns(
-    verifier: Verifier, view: ModelView, draft_ids: Tensor, settings: DecodeSettings
-) -> _Verdict:
-    """Judge drafted ids; at temperature 0 a token passes or fails with certainty."""
-    tv = tv_distance(view.draft_probs, view.target_probs)
-    if not settings.sampling.is_greedy:
-        return _Verdict(verifier.judge(view, draft_ids, tv), tv, None)
-    passing, weight = verifier.judge_greedy(view)
-    accept_probs = (draft_ids == passing).to(tv.dtype)
-    return _Verdict(Judgement(accept_probs, accept_probs, weight), tv, passing)
-
-
-def _view(out: StepOutput, target_probs: Tensor, drafted: _Draft) -> ModelView | None:
+def _view(
+    out: StepOutput, target_probs: Tensor, drafted: _Draft, sampling: Sampling
+) -> ModelView | None:
     """Return both models at the drafted columns and the one behind; None without a draft."""
     num_columns = target_probs.shape[1]
     if num_columns == 1:
@@ -463,6 +441,7 @@ def _view(out: StepOutput, target_probs: Tensor, drafted: _Draft) -> ModelView |
         draft_logits=drafted.logits[:, :num_columns],
         target_hidden=out.hidden,
         draft_hidden=drafted.hidden[:, :num_columns],
+        is_plain=sampling.is_plain,
     )
 
 

@@ -47,6 +47,12 @@ class Sampling:
         """Whether decoding is deterministic."""
         return self.temperature == 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the distributions are the softmax of the raw logits (so at temperature 0 too)."""
+        has_filter = self.top_k > 0 or self.top_p < 1
+        return self.is_greedy or (self.temperature == 1 and not has_filter)
+
 
 def logits_to_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return the distribution that `sampling` makes of logits.

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diversed.core.kernel import Judgement, ModelView
 from diversed.core.probs import distribution_features
 from diversed.core.types import Status, Trace
-from diversed.core.verifiers import Judgement, ModelView
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,21 @@ class BlockResult:
 
 
 @dataclass(frozen=True)
+class BlockEmission:
+    """What one block added to the completions.
+
+    Attributes:
+        rows: Rows of the batch that were still open.
+        token_ids: Each row's new tokens; at least one.
+        has_ended: Whether each row is complete now.
+    """
+
+    rows: list[int]
+    token_ids: list[list[int]]
+    has_ended: list[bool]
+
+
+@dataclass(frozen=True)
 class DecodeCounts:
     """Integer counts per row, all int64; rates are derived in `counts.py`.
 

@@ -1,119 +1,25 @@
-"""Verification rules: what makes a drafted token pass, and what replaces it otherwise.
+"""The verification rules by name; each docstring states rule, source and guarantee.
 
-A rule sees both models' distributions of a block at once (`ModelView`) and answers three
-questions: how probable is it that each drafted token passes, what is a rejected token replaced
-from, and what follows a block that passed whole. Sampling, counting and caches are the loop's.
+Notation: p and q are the target's and the draft's next-token distributions after temperature,
+top-k and top-p; x is the drafted token; pi is the law of the emitted token.
 """
 
-import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from diversed.core.checks import check_unit_interval
-from diversed.core.probs import (
-    distribution_features,
-    expected_acceptance,
-    mix,
-    mixture_accept_probs,
-    residual,
+from diversed.core.kernel import (
+    LawVerifier,
+    MixtureVerifier,
+    ModelView,
+    PointwiseVerifier,
+    Verifier,
+    accept_ratio,
 )
-
-logger = logging.getLogger(__name__)
-
-BONUS_SOURCES = ("verifier", "target")
-
-
-@dataclass(frozen=True)
-class ModelView:
-    """Both models at n positions of B rows.
-
-    Attributes:
-        target_probs: p, [B, n, V]; at temperature 0 the temperature-1 distribution.
-        draft_probs: q, same shape.
-        target_logits: Raw logits that p was made from, [B, n, V].
-        draft_logits: Same for q.
-        target_hidden: Last hidden states of the target, [B, n, D_p].
-        draft_hidden: Last hidden states of the draft, [B, n, D_q].
-    """
-
-    target_probs: Tensor
-    draft_probs: Tensor
-    target_logits: Tensor
-    draft_logits: Tensor
-    target_hidden: Tensor
-    draft_hidden: Tensor
-
-    def columns(self, start: int, stop: int) -> "ModelView":
-        """Return the positions from `start` to `stop` of every row."""
-        return ModelView(*(tensor[:, start:stop] for tensor in self._tensors()))
-
-    def at(self, columns: Tensor) -> "ModelView":
-        """Return one position of each row (int64 [B]) as a view with n = 1."""
-        rows = torch.arange(columns.numel(), device=columns.device)
-        return ModelView(*(tensor[rows, columns].unsqueeze(1) for tensor in self._tensors()))
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return (
-            self.target_probs,
-            self.draft_probs,
-            self.target_logits,
-            self.draft_logits,
-            self.target_hidden,
-            self.draft_hidden,
-        )
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A rule's verdict on the positions of a view.
-
-    Attributes:
-        accept_probs: Probability that each drafted token passes, [B, n].
-        expected_acceptance: Probability that a token drawn from q would pass, [B, n].
-        target_weight: w, [B, n]; None for rules without one.
-    """
-
-    accept_probs: Tensor
-    expected_acceptance: Tensor
-    target_weight: Tensor | None
-
-
-class Verifier(Protocol):
-    """A verification rule.
-
-    Attributes:
-        name: The method's one name.
-        is_lossy: Whether the output law may differ from the target's.
-        bonus: "verifier" or "target": what the bonus token is drawn from.
-    """
-
-    name: str
-    is_lossy: bool
-    bonus: str
-
-    def judge(self, view: ModelView, draft_ids: Tensor, tv: Tensor) -> Judgement:
-        """Return the verdict on drafted tokens [B, n]; tv is TV(q, p) at the same positions."""
-        ...
-
-    def recovered_weights(self, view: ModelView) -> Tensor:
-        """Return unnormalised weights [B, n, V] that a rejected token is replaced from."""
-        ...
-
-    def bonus_weights(self, view: ModelView, target_weight: Tensor | None) -> Tensor:
-        """Return weights [B, n, V] of the token after a block that passed whole.
-
-        `target_weight` is what `judge` gave for the same view, [B, n] or None.
-        """
-        ...
-
-    def judge_greedy(self, view: ModelView) -> tuple[Tensor, Tensor | None]:
-        """Return the token [B, n] that passes at temperature 0, and w [B, n] or None."""
-        ...
+from diversed.core.probs import distribution_features, residual, tv_distance
 
 
 class AutoregressiveVerifier:
@@ -126,66 +32,38 @@ class AutoregressiveVerifier:
     is_lossy = False
     bonus = "target"
 
+    def __init__(self) -> None:
+        """Take no setting."""
+        self.settings: Mapping[str, float | str] = {}
 
-class MixtureVerifier(ABC):
-    """Verification against nu = w p + (1 - w) q, with a w per position from `target_weight`.
 
-    Every judged position emits a token that follows nu exactly: an accepted one with min(q, nu),
-    a recovered one with the residual norm((nu - q)+) = norm((p - q)+). With `bonus="verifier"` the
-    bonus token follows nu too, and the whole completion follows the product of the nu_t.
+class LosslessVerifier(MixtureVerifier):
+    """Exact speculative decoding: accept min(1, p / q), residual norm((p - q)+).
 
-    At temperature 0 the token that passes is the argmax of nu made from the temperature-1
-    distributions; for w = 1 and w = 0 of the logits themselves, which rounding cannot tie.
+    Lossless: the output follows the target's law; at temperature 0 it is the target's greedy text.
 
-    Source: DIVERSED (arXiv:2604.07622); with w = 1 Leviathan et al. 2023 (arXiv:2211.17192).
+    Source: Leviathan et al. 2023 (arXiv:2211.17192); Chen et al. 2023 (arXiv:2302.01318).
     """
 
-    name: str
-    is_lossy = True
+    name = "lossless"
+    is_lossy = False
 
     def __init__(self, bonus: str = "verifier") -> None:
-        """Set where the bonus token comes from; ValueError for anything but the two sources."""
-        if bonus not in BONUS_SOURCES:
-            raise ValueError(f"verifier.bonus={bonus!r}: must be one of {', '.join(BONUS_SOURCES)}")
-        self.bonus = bonus
+        """Set where the bonus token comes from; both sources give the same law."""
+        super().__init__(bonus, {})
 
-    @abstractmethod
     def target_weight(self, view: ModelView) -> Tensor:
-        """Return w at every position of a view, [B, n], in [0, 1]."""
-
-    def judge(self, view: ModelView, draft_ids: Tensor, tv: Tensor) -> Judgement:
-        """Accept with min(1, nu(x) / q(x)); see `Verifier.judge`."""
-        weight = self.target_weight(view)
-        index = draft_ids.unsqueeze(-1)
-        target_token_probs = view.target_probs.gather(-1, index).squeeze(-1)
-        draft_token_probs = view.draft_probs.gather(-1, index).squeeze(-1)
-        return Judgement(
-            accept_probs=mixture_accept_probs(target_token_probs, draft_token_probs, weight),
-            expected_acceptance=expected_acceptance(tv, weight),
-            target_weight=weight,
-        )
-
-    def recovered_weights(self, view: ModelView) -> Tensor:
-        """Return (p - q)+, the same for every w > 0; see `Verifier.recovered_weights`."""
-        return residual(view.target_probs, view.draft_probs)
-
-    def bonus_weights(self, view: ModelView, target_weight: Tensor | None) -> Tensor:
-        """Return nu; see `Verifier.bonus_weights`."""
-        if target_weight is None:
-            target_weight = self.target_weight(view)
-        return mix(view.target_probs, view.draft_probs, target_weight)
-
-    def judge_greedy(self, view: ModelView) -> tuple[Tensor, Tensor | None]:
-        """Return argmax nu and w; see `Verifier.judge_greedy`."""
-        weight = self.target_weight(view)
-        passing = mix(view.target_probs, view.draft_probs, weight).argmax(-1)
-        passing = torch.where(weight == 1, view.target_logits.argmax(-1), passing)
-        passing = torch.where(weight == 0, view.draft_logits.argmax(-1), passing)
-        return passing, weight
+        """Return ones, [B, n]."""
+        return torch.ones_like(view.target_probs[..., 0])
 
 
 class StaticVerifier(MixtureVerifier):
-    """One fixed weight for every token (the paper's static ensemble). Lossy for w < 1."""
+    """One fixed weight for every token: pi = nu = w p + (1 - w) q.
+
+    Lossy for w < 1. At temperature 0 the argmax of nu made from the temperature-1 distributions.
+
+    Source: the static ensemble of DIVERSED (arXiv:2604.07622).
+    """
 
     name = "static"
 
@@ -199,25 +77,13 @@ class StaticVerifier(MixtureVerifier):
         Raises:
             ValueError: A value is out of range.
         """
-        super().__init__(bonus)
         check_unit_interval("verifier.weight", weight)
+        super().__init__(bonus, {"weight": weight})
         self.weight = weight
-        _warn_lossy(self.name)
 
     def target_weight(self, view: ModelView) -> Tensor:
         """Return the constant w, [B, n]."""
         return torch.full_like(view.target_probs[..., 0], self.weight)
-
-
-class LosslessVerifier(MixtureVerifier):
-    """Exact speculative decoding: w = 1, the output follows the target's law."""
-
-    name = "lossless"
-    is_lossy = False
-
-    def target_weight(self, view: ModelView) -> Tensor:
-        """Return ones, [B, n]."""
-        return torch.ones_like(view.target_probs[..., 0])
 
 
 HeadFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -225,7 +91,12 @@ HeadFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class DiversedVerifier(MixtureVerifier):
-    """A weight per token from the ensemble head, shifted by a dial. Lossy."""
+    """A weight per token from the ensemble head: pi = nu_t = w_t p_t + (1 - w_t) q_t.
+
+    Lossy. At temperature 0 the argmax of nu_t made from the temperature-1 distributions.
+
+    Source: DIVERSED (arXiv:2604.07622); the dial is ours.
+    """
 
     name = "diversed"
 
@@ -248,13 +119,12 @@ class DiversedVerifier(MixtureVerifier):
         Raises:
             ValueError: `bonus` is unknown or `dial` is NaN.
         """
-        super().__init__(bonus)
         if dial != dial:
             raise ValueError(f"verifier.dial={dial}: must be a number")
+        super().__init__(bonus, {"dial": dial} if dial else {})
         self.head = head
         self.uses_features = uses_features
         self.dial = dial
-        _warn_lossy(self.name)
 
     def target_weight(self, view: ModelView) -> Tensor:
         """Return sigmoid(logit + dial), [B, n]."""
@@ -265,11 +135,333 @@ class DiversedVerifier(MixtureVerifier):
         return torch.sigmoid(logit + self.dial)
 
 
-_warned: set[str] = set()
+RESIDUALS = ("target", "scaled")
 
 
-def _warn_lossy(name: str) -> None:
-    """Warn once per method that its output may differ from the target's."""
-    if name not in _warned:
-        _warned.add(name)
-        logger.warning("verifier %s is lossy: no guarantee on quality", name)
+class LenientVerifier(PointwiseVerifier):
+    """Lossy speculative decoding: accept min(1, p / (l q)), with a lenience l in (0, 1].
+
+    A rejected token is replaced from norm((p - q)+), or with `residual="scaled"` from
+    norm((p - l q)+). Lossy for l < 1; l = 1 is the lossless rule. The law is
+    pi = min(q, p / l) + (1 - sum min(q, p / l)) r with r the residual.
+
+    At temperature 0 a token passes if p(x) >= l max p, with p at temperature 1.
+
+    Source: Leviathan et al. 2023 (arXiv:2211.17192), appendix A.5.
+    """
+
+    name = "lenient"
+
+    def __init__(self, lenience: float, residual: str = "target", bonus: str = "target") -> None:
+        """Set the lenience.
+
+        Args:
+            lenience: l in (0, 1]; smaller accepts more.
+            residual: "target" for norm((p - q)+), "scaled" for norm((p - l q)+).
+            bonus: "target" (as published) or "verifier" (drawn from pi).
+
+        Raises:
+            ValueError: A value is out of range.
+        """
+        if not 0 < lenience <= 1:
+            raise ValueError(f"verifier.lenience={lenience}: must lie in (0, 1]")
+        if residual not in RESIDUALS:
+            raise ValueError(f"verifier.residual={residual!r}: must be one of target, scaled")
+        super().__init__(bonus, {"lenience": lenience, "residual": residual})
+        self.lenience = lenience
+        self.residual = residual
+
+    def accept_table(self, view: ModelView) -> Tensor:
+        """Return min(1, p / (l q))."""
+        return accept_ratio(view.target_probs / self.lenience, view.draft_probs)
+
+    def recovered_weights(self, view: ModelView) -> Tensor:
+        """Return (p - q)+ or (p - l q)+."""
+        scale = self.lenience if self.residual == "scaled" else 1.0
+        return residual(view.target_probs, scale * view.draft_probs)
+
+    def passes_greedily(self, view: ModelView, draft_ids: Tensor) -> Tensor:
+        """Return p(x) >= l max p."""
+        token_probs = view.target_probs.gather(-1, draft_ids.unsqueeze(-1)).squeeze(-1)
+        return token_probs >= self.lenience * view.target_probs.amax(-1)
+
+
+_WHOLE_RULES = ("chow", "diff", "opt")
+_TOKEN_RULES = ("token_v1", "token_v2", "token_v3")
+CASCADE_RULES = (*_WHOLE_RULES, *_TOKEN_RULES)
+
+
+class CascadeVerifier(LawVerifier):
+    """SpecCascade: verification towards the law of a cascade of the two models.
+
+    With qu, pu the distributions before temperature, D = TV(p, q) and a threshold a:
+
+    - chow keeps the draft (pi = q, else p) where max qu >= 1 - a;
+    - diff where max qu >= max pu - a;
+    - opt where max qu >= max pu - a D;
+    - token_v1, token_v2 and token_v3 keep single tokens: pi = q 1[S] + p (1 - q(S)), with S the
+      tokens of qu(v) >= max pu - a, of pu(v) >= max pu - a, of pu(v) >= (1 - a) max pu.
+
+    Lossy. token_v2 and token_v3 are so at a = 0 too: S then holds the target's best token.
+
+    At temperature 0 the draft's token passes where the draft is kept, or where it is in S.
+
+    Source: Narasimhan et al., "Faster Cascades via Speculative Decoding" (arXiv:2405.19261).
+    """
+
+    name = "cascade"
+
+    def __init__(self, rule: str, alpha: float, bonus: str = "target") -> None:
+        """Set the deferral rule.
+
+        Args:
+            rule: One of `CASCADE_RULES`.
+            alpha: The threshold a, in [0, 1]; in [-1, 1] for diff, opt, token_v1 and token_v2,
+                where a negative one asks more of the draft than of the target.
+            bonus: "target" (as published) or "verifier" (drawn from pi).
+
+        Raises:
+            ValueError: A value is out of range.
+        """
+        if rule not in CASCADE_RULES:
+            raise ValueError(f"verifier.rule={rule!r}: must be one of {', '.join(CASCADE_RULES)}")
+        low = 0 if rule in ("chow", "token_v3") else -1
+        if not low <= alpha <= 1:
+            raise ValueError(f"verifier.alpha={alpha}: rule {rule} takes one in [{low}, 1]")
+        super().__init__(bonus, {"rule": rule, "alpha": alpha})
+        self.rule = rule
+        self.alpha = alpha
+
+    def law(self, view: ModelView) -> Tensor:
+        """Return pi, [B, n, V]."""
+        if self.rule in _WHOLE_RULES:
+            return torch.where(self._keeps(view), view.draft_probs, view.target_probs)
+        kept = view.draft_probs.masked_fill(~self._keeps(view), 0)
+        return kept + view.target_probs * (1 - kept.sum(-1, keepdim=True)).clamp(min=0)
+
+    def passes_greedily(self, view: ModelView, draft_ids: Tensor) -> Tensor:
+        """Return whether the draft is kept, or its token is in S."""
+        keeps = self._keeps(view).expand(*draft_ids.shape, -1)
+        index = draft_ids.unsqueeze(-1) if self.rule in _TOKEN_RULES else draft_ids[..., None] * 0
+        return keeps.gather(-1, index).squeeze(-1)
+
+    def _keeps(self, view: ModelView) -> Tensor:
+        """Return where the draft is kept: bool [B, n, 1], or the set S, [B, n, V]."""
+        draft, target = view.plain_draft_probs, view.plain_target_probs
+        best_draft, best_target = draft.amax(-1, keepdim=True), target.amax(-1, keepdim=True)
+        if self.rule == "chow":
+            return best_draft >= 1 - self.alpha
+        if self.rule == "diff":
+            return best_draft >= best_target - self.alpha
+        if self.rule == "opt":
+            distance = tv_distance(view.target_probs, view.draft_probs).unsqueeze(-1)
+            return best_draft >= best_target - self.alpha * distance
+        if self.rule == "token_v1":
+            return draft >= best_target - self.alpha
+        if self.rule == "token_v2":
+            return target >= best_target - self.alpha
+        return target >= (1 - self.alpha) * best_target
+
+
+class TypicalVerifier(PointwiseVerifier):
+    """Typical acceptance: accept iff p(x) > min(threshold, alpha exp(-H(p))), else a sample of p.
+
+    Lossy. At temperature 0 it is greedy decoding, as published: only the target's best token
+    passes.
+
+    Source: Cai et al. 2024, Medusa (arXiv:2401.10774). There the candidates come from extra heads
+    and are not sampled; here x ~ q.
+    """
+
+    name = "typical"
+
+    def __init__(self, threshold: float = 0.09, alpha: float = 0.3, bonus: str = "target") -> None:
+        """Set the criterion.
+
+        Args:
+            threshold: Absolute bound on p(x), in [0, 1].
+            alpha: Factor of exp(-entropy of p), at least 0.
+            bonus: "target" (as published) or "verifier" (drawn from pi).
+
+        Raises:
+            ValueError: A value is out of range.
+        """
+        check_unit_interval("verifier.threshold", threshold)
+        if not 0 <= alpha < math.inf:
+            raise ValueError(f"verifier.alpha={alpha}: must be finite and >= 0")
+        super().__init__(bonus, {"threshold": threshold, "alpha": alpha})
+        self.threshold = threshold
+        self.alpha = alpha
+
+    def accept_table(self, view: ModelView) -> Tensor:
+        """Return 1 for typical tokens, 0 for the others."""
+        entropy = torch.special.entr(view.target_probs).sum(-1, keepdim=True)
+        bound = (self.alpha * (-entropy).exp()).clamp(max=self.threshold)
+        table: Tensor = (view.target_probs > bound).to(view.target_probs.dtype)
+        return table
+
+    def recovered_weights(self, view: ModelView) -> Tensor:
+        """Return p."""
+        return view.target_probs
+
+    def passes_greedily(self, view: ModelView, draft_ids: Tensor) -> Tensor:
+        """Return nothing beyond the target's best token, which always passes."""
+        return torch.zeros_like(draft_ids, dtype=torch.bool)
+
+
+def _kl(first: Tensor, second: Tensor) -> Tensor:
+    """Return KL(first || second) in nats, [...]; infinite where second misses mass of first."""
+    terms: Tensor = torch.special.xlogy(first, first) - torch.special.xlogy(first, second)
+    return terms.sum(-1).clamp(min=0)
+
+
+def _js(first: Tensor, second: Tensor) -> Tensor:
+    """Return the Jensen-Shannon divergence in nats, [...], at most log 2."""
+    middle = (first + second) / 2
+    return (_kl(first, middle) + _kl(second, middle)) / 2
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "js": _js,
+    "kl": _kl,
+    "tv": tv_distance,
+}
+
+
+class FuzzyVerifier(PointwiseVerifier):
+    """Fuzzy speculative decoding: accept iff div(p, q) <= threshold, else a sample of p.
+
+    The token itself has no say. Lossy. At temperature 0 the same test on the temperature-1
+    distributions; the target's best token passes too.
+
+    Source: Holsman et al. 2025 (arXiv:2502.20704).
+    """
+
+    name = "fuzzy"
+
+    def __init__(self, threshold: float, divergence: str = "js", bonus: str = "target") -> None:
+        """Set the criterion.
+
+        Args:
+            threshold: Largest divergence that is accepted, at least 0 (nats for js and kl).
+            divergence: "js", "kl" (of p from q) or "tv".
+            bonus: "target" (as published) or "verifier" (drawn from pi).
+
+        Raises:
+            ValueError: A value is out of range.
+        """
+        if divergence not in DIVERGENCES:
+            raise ValueError(
+                f"verifier.divergence={divergence!r}: must be one of {', '.join(DIVERGENCES)}"
+            )
+        if not threshold >= 0:
+            raise ValueError(f"verifier.threshold={threshold}: must be at least 0")
+        super().__init__(bonus, {"threshold": threshold, "divergence": divergence})
+        self.threshold = threshold
+        self.divergence = divergence
+
+    def _is_near(self, view: ModelView) -> Tensor:
+        distance: Tensor = DIVERGENCES[self.divergence](view.target_probs, view.draft_probs)
+        is_near: Tensor = distance <= self.threshold
+        return is_near
+
+    def accept_table(self, view: ModelView) -> Tensor:
+        """Return 1 for every token where the models are near, 0 elsewhere."""
+        near = self._is_near(view).to(view.target_probs.dtype)
+        return near.unsqueeze(-1).expand_as(view.target_probs)
+
+    def recovered_weights(self, view: ModelView) -> Tensor:
+        """Return p."""
+        return view.target_probs
+
+    def passes_greedily(self, view: ModelView, draft_ids: Tensor) -> Tensor:
+        """Return where the models are near."""
+        return self._is_near(view)
+
+
+class MarginVerifier(PointwiseVerifier):
+    """The lossless rule, but a close race of the target's two best tokens lets either of them pass.
+
+    With v1, v2 the two most probable tokens of the target before temperature: where
+    p(v2) >= theta p(v1), a drafted v1 or v2 passes for certain; every other token is judged by
+    min(1, p / q) with residual norm((p - q)+). Lossy.
+
+    At temperature 0 the target's best token passes, and the second one in a close race.
+
+    Source: after Song et al. 2026, MARS (arXiv:2601.15498), which lets the runner-up pass where the
+    target is undecided. Two things are ours: the margin is a ratio of probabilities (the paper
+    reads it off the logits, whose ratio depends on their offset), and tokens behind the runner-up
+    keep the lossless test. So numbers of this rule are not numbers of theirs.
+    """
+
+    name = "margin"
+
+    def __init__(self, theta: float, bonus: str = "target") -> None:
+        """Set the margin.
+
+        Args:
+            theta: Least ratio of second to best probability that counts as close, in [0, 1].
+            bonus: "target" or "verifier" (drawn from pi).
+
+        Raises:
+            ValueError: A value is out of range.
+        """
+        check_unit_interval("verifier.theta", theta)
+        super().__init__(bonus, {"theta": theta})
+        self.theta = theta
+
+    def _top_two(self, view: ModelView) -> tuple[Tensor, Tensor]:
+        """Return the ids of the two best tokens, [B, n, 2], and where they are close, [B, n]."""
+        top = view.plain_target_probs.topk(2, dim=-1)
+        return top.indices, top.values[..., 1] >= self.theta * top.values[..., 0]
+
+    def accept_table(self, view: ModelView) -> Tensor:
+        """Return min(1, p / q), and 1 for two close best tokens."""
+        ids, is_close = self._top_two(view)
+        table = accept_ratio(view.target_probs, view.draft_probs)
+        passing = torch.where(is_close.unsqueeze(-1), 1.0, table.gather(-1, ids))
+        return table.scatter(-1, ids, passing)
+
+    def recovered_weights(self, view: ModelView) -> Tensor:
+        """Return (p - q)+."""
+        return residual(view.target_probs, view.draft_probs)
+
+    def passes_greedily(self, view: ModelView, draft_ids: Tensor) -> Tensor:
+        """Return whether the token is the second of a close race."""
+        ids, is_close = self._top_two(view)
+        return is_close & (draft_ids == ids[..., 1])
+
+
+VERIFIERS: dict[str, Callable[..., Verifier | AutoregressiveVerifier]] = {
+    rule.name: rule
+    for rule in (
+        AutoregressiveVerifier,
+        LosslessVerifier,
+        LenientVerifier,
+        StaticVerifier,
+        CascadeVerifier,
+        DiversedVerifier,
+        TypicalVerifier,
+        FuzzyVerifier,
+        MarginVerifier,
+    )
+}
+"""Every rule by its one name; `diversed` takes a head."""
+
+
+def make_verifier(name: str, **settings: object) -> Verifier | AutoregressiveVerifier:
+    """Return a rule by name.
+
+    Args:
+        name: One of `VERIFIERS`.
+        settings: As in the rule's constructor.
+
+    Raises:
+        ValueError: The name or a setting is unknown, or a value is out of range.
+    """
+    if name not in VERIFIERS:
+        raise ValueError(f"verifier={name!r}: must be one of {', '.join(VERIFIERS)}")
+    try:
+        return VERIFIERS[name](**settings)
+    except TypeError as error:
+        raise ValueError(f"verifier={name}: {error}") from error

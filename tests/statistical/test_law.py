@@ -16,7 +16,8 @@ import torch
 from scipy.stats import chi2, norm
 from table_lm import PLAIN, TableLM, left_pad
 
-from diversed.core import loop, verifiers
+from diversed.core import kernel, loop
+from diversed.core.kernel import Judgement, MixtureVerifier
 from diversed.core.loop import (
     DecodeSettings,
     _BatchDecoder,
@@ -27,9 +28,7 @@ from diversed.core.probs import Sampling
 from diversed.core.types import Status
 from diversed.core.verifiers import (
     DiversedVerifier,
-    Judgement,
     LosslessVerifier,
-    MixtureVerifier,
     StaticVerifier,
 )
 
@@ -298,7 +297,7 @@ def mix_logits(monkeypatch):
 
 def skip_residual(monkeypatch):
     """Draw the recovered token from p."""
-    monkeypatch.setattr(verifiers, "residual", lambda target_probs, draft_probs: target_probs)
+    monkeypatch.setattr(kernel, "residual", lambda target_probs, draft_probs: target_probs)
 
 
 def transform_one_side(monkeypatch, is_draft):
@@ -459,6 +458,6 @@ def test_acceptance_that_differs_from_the_record_is_told_apart(monkeypatch):
 
 def test_expected_acceptance_without_w_is_told_apart(monkeypatch):
     """n = 4000 rows, seed 3: 1 - TV instead of 1 - w TV is rejected by the same z-test."""
-    monkeypatch.setattr(verifiers, "expected_acceptance", lambda tv, target_weight: 1 - tv)
+    monkeypatch.setattr(kernel, "expected_acceptance", lambda tv, target_weight: 1 - tv)
     result = sample(Case("static0.7", 3), 4000, 3)
     assert acceptance_p_value(result, "expected_acceptance") < FALSE_ALARM

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from diversed.core import verifiers
+from diversed.core import kernel
 from diversed.core.probs import distribution_features, tv_distance
+from diversed.core.kernel import ModelView
 from diversed.core.verifiers import (
     DiversedVerifier,
     LosslessVerifier,
-    ModelView,
     StaticVerifier,
 )
 
@@ -88,12 +88,14 @@ def test_greedy_token_is_the_argmax_of_the_mixed_probabilities(generator, name):
     view = random_view(generator, num_rows=40)
     verifier, w = make(name, view)
     nu = w.unsqueeze(-1) * view.target_probs + (1 - w.unsqueeze(-1)) * view.draft_probs
-    passing, weight = verifier.judge_greedy(view)
-    assert torch.equal(passing, nu.argmax(-1))
-    assert torch.allclose(weight, w)
+    draft_ids = view.draft_logits.argmax(-1)
+    verdict = verifier.judge_greedy(view, draft_ids)
+    assert torch.equal(verdict.recovered_ids, nu.argmax(-1))
+    assert torch.equal(verdict.passes, draft_ids == nu.argmax(-1))
+    assert torch.allclose(verdict.target_weight, w)
     mixed_logits = w.unsqueeze(-1) * view.target_logits + (1 - w).unsqueeze(-1) * view.draft_logits
     if name != "lossless":  # the case tells mixed probabilities from mixed logits
-        assert not torch.equal(passing, mixed_logits.argmax(-1))
+        assert not torch.equal(verdict.recovered_ids, mixed_logits.argmax(-1))
 
 
 @pytest.mark.parametrize(("weight", "source"), [(1.0, "target"), (0.0, "draft")])
@@ -106,7 +108,9 @@ def test_greedy_token_of_one_model_alone_comes_from_its_logits(generator, weight
     assert int(probs.argmax()) == 0
     tied = {f"{source}_logits": close, f"{source}_probs": probs}
     view = ModelView(**{**vars(view), **tied})
-    assert StaticVerifier(weight).judge_greedy(view)[0].tolist() == [[40]]
+    verdict = StaticVerifier(weight).judge_greedy(view, torch.tensor([[0]]))
+    assert verdict.recovered_ids.tolist() == [[40]]
+    assert verdict.passes.tolist() == [[False]]
 
 
 def test_static_with_weight_one_is_lossless(generator):
@@ -162,7 +166,7 @@ def test_value_out_of_range_is_refused_by_name(build, key):
 
 
 def test_lossy_rules_warn_once_per_method(monkeypatch, caplog):
-    monkeypatch.setattr(verifiers, "_warned", set())
+    monkeypatch.setattr(kernel, "_warned", set())
     caplog.set_level(logging.WARNING)
     for _ in range(3):
         LosslessVerifier()
@@ -182,8 +186,9 @@ def test_view_of_one_column_per_row_keeps_every_tensor_aligned(generator):
     view = random_view(generator)
     columns = torch.tensor([2, 0, 3])
     at = view.at(columns)
-    for name, whole in vars(view).items():
+    tensors = {name: whole for name, whole in vars(view).items() if name != "is_plain"}
+    for name, whole in tensors.items():
         for row, column in enumerate(columns.tolist()):
             assert torch.equal(getattr(at, name)[row, 0], whole[row, column])
-    for name, whole in vars(view).items():
+    for name, whole in tensors.items():
         assert torch.equal(getattr(view.columns(1, 3), name), whole[:, 1:3])
