@@ -22,7 +22,7 @@ LAYERS = {
     "objective": (1, set()),
     "theory": (1, {"numpy", "scipy"}),
     "records": (1, {"pandas"}),
-    "generation": (2, set()),
+    "generation": (2, {"transformers", "tqdm"}),
     "evaluation": (2, {"numpy", "pandas"}),  # arrays and tables come from theory and records
     "figures": (2, {"matplotlib", "numpy", "pandas"}),
     "report": (2, {"jinja2", "pandas"}),

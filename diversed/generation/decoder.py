@@ -6,20 +6,19 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from diversed.core.kernel import Verifier
-from diversed.core.loop import (
-    DecodeSettings,
-    EndFinder,
-    autoregressive_decode,
-    speculative_decode,
-)
-from diversed.core.types import DecodeResult
+from diversed.core.loop import DecodeSettings, autoregressive_decode, speculative_decode
+from diversed.core.types import BlockEmission, DecodeResult
 from diversed.core.verifiers import AutoregressiveVerifier, DiversedVerifier
+from diversed.generation.stops import cut_at_stop, stop_finder
 from diversed.models.checkpoint import load_head
 from diversed.models.head import EnsembleHead
 from diversed.models.loading import ModelPair
 from diversed.tasks.base import Prompt
+
+DEFAULT_NEW_TOKENS = 128
 
 
 class PromptError(ValueError):
@@ -63,8 +62,7 @@ class SpeculativeDecoder:
     r"""A model pair, a verification rule and decoding settings.
 
     Example:
-        >>> from diversed.core.loop import DecodeSettings
-        >>> from diversed.core.verifiers import LosslessVerifier
+        >>> from diversed import DecodeSettings, LosslessVerifier
         >>> from diversed.models.loading import load_tiny_pair
         >>> pair = load_tiny_pair()
         >>> decoder = SpeculativeDecoder(pair, LosslessVerifier(), DecodeSettings(max_new_tokens=8))
@@ -77,7 +75,7 @@ class SpeculativeDecoder:
         self,
         pair: ModelPair,
         verifier: Verifier | AutoregressiveVerifier,
-        settings: DecodeSettings,
+        settings: DecodeSettings | None = None,
         stop_strings: Sequence[str] = (),
     ) -> None:
         """Set up decoding.
@@ -86,21 +84,33 @@ class SpeculativeDecoder:
             pair: Target, draft and tokenizer.
             verifier: The rule.
             settings: Lengths, sampling and seed; end ids are taken from the pair if it has none.
+                Default: up to `DEFAULT_NEW_TOKENS` tokens, sampled at temperature 1.
             stop_strings: Strings that end a completion.
+
+        Raises:
+            ValueError: A stop string is empty.
         """
+        if "" in stop_strings:
+            raise ValueError("stop_strings holds an empty string: it would end every completion")
+        settings = settings or DecodeSettings(max_new_tokens=DEFAULT_NEW_TOKENS)
         self.pair = pair
         self.verifier = verifier
         self.settings = replace(settings, eos_ids=settings.eos_ids or pair.eos_ids)
         self.stop_strings = tuple(stop_strings)
 
     def generate(
-        self, prompts: Sequence[Prompt], row_keys: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        row_keys: Sequence[int] | None = None,
+        *,
+        show_progress: bool = True,
     ) -> Generation:
         """Complete prompts in one batch.
 
         Args:
             prompts: Non-empty texts, or conversations for the tokenizer's chat template.
             row_keys: One per prompt, naming its random numbers; default: the prompt's index.
+            show_progress: Show a bar on a terminal when decoding takes longer than two seconds.
 
         Returns:
             Texts, ids, counts and trace.
@@ -112,22 +122,17 @@ class SpeculativeDecoder:
         keys = torch.tensor(
             range(len(prompts)) if row_keys is None else list(row_keys), dtype=torch.long
         ).to(self.pair.device)
-        find_end = self._end_finder() if self.stop_strings else None
-        if isinstance(self.verifier, AutoregressiveVerifier):
-            result = autoregressive_decode(
-                self.pair.target, prompt_ids, prompt_mask, keys, self.settings, find_end
-            )
-        else:
-            result = speculative_decode(
-                self.pair.target,
-                self.pair.draft,
-                self.verifier,
-                prompt_ids,
-                prompt_mask,
-                keys,
-                self.settings,
-                find_end,
-            )
+        find_end = None
+        if self.stop_strings:
+            find_end = stop_finder(self.pair.tokenizer, self.stop_strings)
+        inputs = (prompt_ids, prompt_mask, keys, self.settings, find_end)
+        with _RowsBar(len(prompts), show_progress) as bar:
+            if isinstance(self.verifier, AutoregressiveVerifier):
+                result = autoregressive_decode(self.pair.target, *inputs, bar)
+            else:
+                result = speculative_decode(
+                    self.pair.target, self.pair.draft, self.verifier, *inputs, bar
+                )
         return Generation(texts=[self._decode(ids) for ids in result.token_ids], result=result)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
@@ -183,25 +188,23 @@ class SpeculativeDecoder:
 
     def _decode(self, ids: Tensor) -> str:
         text: str = self.pair.tokenizer.decode(ids.tolist(), skip_special_tokens=True)
-        cuts = [text.find(stop) for stop in self.stop_strings if stop in text]
-        return text[: min(cuts)] if cuts else text
+        return cut_at_stop(text, self.stop_strings)
 
-    def _end_finder(self) -> EndFinder:
-        """Return a function that finds the token which completes a stop string."""
-        tokenizer = self.pair.tokenizer
-        # A stop string of n bytes spans at most n tokens, so older tokens need no second look.
-        window = max(len(stop.encode()) for stop in self.stop_strings)
 
-        def has_stop(ids: list[int]) -> bool:
-            text = tokenizer.decode(ids, skip_special_tokens=True)
-            return any(stop in text for stop in self.stop_strings)
+class _RowsBar:
+    """A bar over a batch's rows: on terminals, where decoding takes longer than a moment."""
 
-        def find_end(ids: list[int], first: int) -> int | None:
-            start = max(0, first - window)
-            if not has_stop(ids[start:]):
-                return None
-            return next(
-                index for index in range(first, len(ids)) if has_stop(ids[start : index + 1])
-            )
+    def __init__(self, num_rows: int, is_shown: bool) -> None:
+        # disable=None: silent where stderr is no terminal
+        self._bar = tqdm(
+            total=num_rows, unit="row", delay=2, leave=False, disable=None if is_shown else True
+        )
 
-        return find_end
+    def __enter__(self) -> "_RowsBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def __call__(self, emission: BlockEmission) -> None:
+        self._bar.update(sum(emission.has_ended))
