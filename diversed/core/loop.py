@@ -24,7 +24,7 @@ from diversed.core.lm import LanguageModel
 from diversed.core.noise import Purpose
 from diversed.core.probs import Sampling, logits_to_probs
 from diversed.core.recorder import BlockEntries, Recorder
-from diversed.core.types import BlockEmission, DecodeResult, StepOutput
+from diversed.core.types import BlockEmission, DecodeResult, StepOutput, Trace
 from diversed.core.verdict import Verdict, judge_bonus, judge_columns
 from diversed.core.verify import stochastic_accepts, verify_block
 
@@ -33,6 +33,8 @@ EndFinder = Callable[[list[int], int], int | None]
 
 Listener = Callable[[BlockEmission], None]
 """Told after each block what it emitted."""
+
+_DRAFT, _ACCEPT, _NEXT = range(3)  # places of the purposes in a block's keys
 
 
 @dataclass(frozen=True)
@@ -63,26 +65,36 @@ class DecodeSettings:
             raise ValueError(f"decoding.draft_length={self.draft_length}: must be at least 1")
 
 
+@dataclass
 class _Draft:
-    """A block as the draft proposes it: tokens, and the draft's view of every column."""
+    """A block as the draft proposes it: n tokens for each of A rows.
 
-    def __init__(self, num_rows: int, num_columns: int, device: torch.device) -> None:
-        self.num_columns = num_columns
-        self.ids = torch.zeros(num_rows, 0, dtype=torch.long, device=device)  # [A, n]
-        self.num_tokens = torch.zeros(num_rows, dtype=torch.long, device=device)  # [A]
-        self.has_ended = torch.zeros(num_rows, dtype=torch.bool, device=device)  # [A]
-        self.probs = self.logits = self.hidden = torch.zeros(num_rows, 0, 0, device=device)
+    Attributes:
+        ids: Tokens, [A, n]; those behind a row's `num_tokens` are not its own.
+        num_tokens: Tokens that each row drafted, [A].
+        has_ended: Whether a row's last drafted token ends its completion, [A].
+        probs: q at the n columns and the one behind, [A, n + 1, V]; the last is zero until read.
+        logits: Raw logits likewise.
+        hidden: Hidden states likewise, [A, n + 1, D].
+    """
 
-    def put(self, column: int, out: StepOutput, probs: Tensor) -> None:
-        """Store the draft's view [A, 1, ...] of one column."""
-        if self.probs.shape[1] == 0:
-            self.probs, self.logits, self.hidden = (
-                tensor.new_zeros(tensor.shape[0], self.num_columns, tensor.shape[-1])
-                for tensor in (probs, out.logits, out.hidden)
-            )
-        self.probs[:, column] = probs[:, 0]
-        self.logits[:, column] = out.logits[:, -1]
-        self.hidden[:, column] = out.hidden[:, -1]
+    ids: Tensor
+    num_tokens: Tensor
+    has_ended: Tensor
+    probs: Tensor
+    logits: Tensor
+    hidden: Tensor
+
+    @property
+    def width(self) -> int:
+        """Number of drafted columns, n."""
+        return self.ids.shape[1]
+
+    def read_last(self, out: StepOutput, probs: Tensor) -> None:
+        """Fill the column behind the block."""
+        self.probs[:, -1] = probs[:, 0]
+        self.logits[:, -1] = out.logits[:, 0]
+        self.hidden[:, -1] = out.hidden[:, 0]
 
 
 @torch.no_grad()
@@ -179,12 +191,17 @@ class _BatchDecoder:
         _check_prompts(prompt_ids, prompt_mask, row_keys)
         device, batch_size = prompt_ids.device, prompt_ids.shape[0]
         settings = self.settings
+        self.max_tokens = settings.max_new_tokens
+        self.eos_set = set(settings.eos_ids)
         self.eos_ids = torch.tensor(settings.eos_ids, dtype=torch.long, device=device)
+        self.purposes = torch.tensor(list(Purpose), device=device)
         self.rows = torch.arange(batch_size, device=device)
+        self.every_row = self.rows  # of those still open
+        num_drafted = 0 if self.draft is None else settings.draft_length
+        self.columns = torch.arange(num_drafted + 1, device=device)
         self.row_keys = row_keys
         self.num_emitted = torch.zeros_like(self.rows)
-        self.output = self.rows.new_zeros(batch_size, settings.max_new_tokens)
-        self.lengths = torch.zeros_like(self.rows)
+        self.written: list[list[int]] = [[] for _ in range(batch_size)]  # for stop strings alone
         self.end_reasons = [""] * batch_size
         self.recorder = Recorder(settings.keep_head_inputs)
         self.draft_input = self.last_ids = prompt_ids[:, -1:]
@@ -194,159 +211,175 @@ class _BatchDecoder:
         while self.rows.numel():
             self._decode_block()
         trace = self.recorder.trace()
+        counts = count_trace(trace, batch_size, settings.draft_length)
         return DecodeResult(
-            token_ids=[
-                row[:length] for row, length in zip(self.output, self.lengths.tolist(), strict=True)
-            ],
+            token_ids=_completions(trace, counts.emitted),
             end_reasons=self.end_reasons,
-            counts=count_trace(trace, batch_size, settings.draft_length),
+            counts=counts,
             trace=trace,
         )
 
     def _decode_block(self) -> None:
         """Draft, verify and emit one block, then drop rejected tokens and ended rows."""
-        drafted = self._draft_block()
-        width = drafted.ids.shape[1]
-        out = self.target.step(torch.cat([self.last_ids, drafted.ids], dim=1))
-        target_probs = logits_to_probs(out.logits, self.settings.sampling)
-        view = _view(out, target_probs, drafted, self.settings.sampling)
-        verdict, is_accepted = self._judge(view, drafted.ids)
-        block = verify_block(is_accepted, drafted.num_tokens)
-        num_accepted = block.num_accepted
-        is_rejected = num_accepted < drafted.num_tokens
         room = self.settings.max_new_tokens - self.num_emitted
-        wants_bonus = ~is_rejected & ~drafted.has_ended & (num_accepted < room)
-        needs_last = width > 0 and bool(wants_bonus.any())
-        if needs_last and self._judges_bonus:
-            verdict = self._judge_bonus(view, drafted, verdict)
-        next_ids = self._next_ids(view, out, target_probs, verdict, num_accepted, is_rejected)
+        keys = self._keys()
+        drafted = self._draft_block(room, keys)
+        num_rows = self.rows.numel()
+        draft_ids = self.rows.new_zeros(num_rows, 0) if drafted is None else drafted.ids
+        out = self.target.step(torch.cat([self.last_ids, draft_ids], dim=1))
+        target_probs = logits_to_probs(out.logits, self.settings.sampling)
+        view = verdict = behind = None
+        if drafted is None:
+            num_tokens = num_accepted = torch.zeros_like(self.rows)
+            has_ended = torch.zeros_like(self.rows, dtype=torch.bool)
+        else:
+            view = _view(out, target_probs, drafted, self.settings.sampling)
+            verdict, is_accepted = self._judge(view, draft_ids, keys)
+            num_tokens, has_ended = drafted.num_tokens, drafted.has_ended
+            num_accepted = verify_block(is_accepted, num_tokens)
+        is_rejected = num_accepted < num_tokens
+        wants_bonus = ~(is_rejected | has_ended) & (num_accepted < room)
+        needs_last = drafted is not None and bool(wants_bonus.any())
+        if needs_last and self._judges_bonus and drafted is not None and view is not None:
+            behind = self._judge_last(view, drafted)
+        weights_from = _NextSource(view, verdict, behind, out.logits, target_probs)
+        next_ids = self._next_ids(weights_from, num_accepted, is_rejected, keys)
         has_next = is_rejected | wants_bonus
         self.recorder.add_block(
             BlockEntries(
                 rows=self.rows,
                 start=self.num_emitted,
-                draft_ids=drafted.ids,
-                status=block.status,
+                draft_ids=draft_ids,
+                num_draft_tokens=num_tokens,
                 num_accepted=num_accepted,
                 next_ids=next_ids,
                 has_next=has_next,
                 is_recovered=is_rejected,
-                judges_bonus=self._judges_bonus,
-                view=view,
                 target_probs=target_probs,
-                judgement=verdict.judgement if verdict else None,
-                tv=verdict.tv if verdict else None,
+                view=view,
+                verdict=verdict,
+                behind=behind,
             )
         )
-        self._emit(drafted, num_accepted, next_ids, has_next, needs_last)
+        self._emit(draft_ids, num_accepted, next_ids, has_next, needs_last)
 
     @property
     def _judges_bonus(self) -> bool:
         return self.verifier is not None and self.verifier.bonus == "verifier"
 
-    def _draft_block(self) -> _Draft:
-        """Let the draft propose up to N tokens per row; a row stops at its room or its end."""
-        settings = self.settings
-        drafted = _Draft(self.rows.numel(), settings.draft_length + 1, self.rows.device)
-        room = self.settings.max_new_tokens - self.num_emitted
+    def _draft_block(self, room: Tensor, keys: Tensor) -> _Draft | None:
+        """Let the draft propose up to N tokens per row; a row stops at its room or its end.
+
+        Returns None where there is no draft, or no row has room for a drafted token.
+        """
+        sampling = self.settings.sampling
+        budget = room.clamp(max=self.settings.draft_length)
         if not self._judges_bonus:
-            room = room - 1
-        budget = room.clamp(max=settings.draft_length)
+            budget = budget.minimum(room - 1)
         width = int(budget.max())
         if self.draft is None or width == 0:
-            return drafted
+            return None
         arrivals = None
-        if not settings.sampling.is_greedy:
-            positions = self.num_emitted.unsqueeze(1) + torch.arange(width, device=budget.device)
-            keys = self._keys(positions, Purpose.DRAFT)
-            arrivals = noise.exponential(keys, self.draft.vocab_size)
+        if not sampling.is_greedy:
+            arrivals = noise.exponential(keys[_DRAFT, :, :width], self.draft.vocab_size)
         ids: list[Tensor] = []
+        columns: list[tuple[Tensor, ...]] = []
+        has_ended = torch.zeros_like(budget, dtype=torch.bool)
+        saw_end = False
         fed = self.draft_input
         for column in range(width):
             out = self.draft.step(fed)
-            probs = logits_to_probs(out.logits[:, -1:], settings.sampling)
-            drafted.put(column, out, probs)
+            logits = out.logits[:, -1:]
+            probs = logits_to_probs(logits, sampling)
+            columns.append((probs, logits, out.hidden[:, -1:]))
             if arrivals is None:
-                fed = out.logits[:, -1].argmax(-1, keepdim=True)
+                fed = logits.argmax(-1)
             else:
                 fed = noise.race(probs, arrivals[:, column : column + 1])
             ids.append(fed)
-            is_open = (column < budget) & ~drafted.has_ended
-            drafted.num_tokens += is_open
-            drafted.has_ended |= is_open & torch.isin(fed[:, 0], self.eos_ids)
-            if bool((drafted.has_ended | (budget <= column + 1)).all()):
-                break
-        drafted.ids = torch.cat(ids, dim=1)
-        if self.find_end is not None:
-            num_until_stop = self._num_until_stop(drafted.ids, drafted.num_tokens)
-            drafted.has_ended |= num_until_stop > 0
-            drafted.num_tokens = torch.where(num_until_stop > 0, num_until_stop, drafted.num_tokens)
-        return drafted
+            if not self.eos_set.isdisjoint(fed[:, 0].tolist()):
+                has_ended |= self._is_eos(fed[:, 0])
+                saw_end = True
+                if bool((has_ended | (budget <= column + 1)).all()):
+                    break
+        columns.append(tuple(torch.zeros_like(part) for part in columns[0]))
+        probs, logits, hidden = (torch.cat(parts, dim=1) for parts in zip(*columns, strict=True))
+        draft_ids = torch.cat(ids, dim=1)
+        num_tokens, has_ended = self._drafted_ends(draft_ids, budget, saw_end)
+        return _Draft(draft_ids, num_tokens, has_ended, probs, logits, hidden)
 
-    def _judge(self, view: ModelView | None, draft_ids: Tensor) -> tuple[Verdict | None, Tensor]:
+    def _drafted_ends(self, ids: Tensor, budget: Tensor, saw_end: bool) -> tuple[Tensor, Tensor]:
+        """Return how many drafted tokens [A, n] count, and whether the last one is an end."""
+        num_tokens = budget.clamp(max=ids.shape[1])
+        has_ended = torch.zeros_like(budget, dtype=torch.bool)
+        if saw_end:
+            is_end = self._is_eos(ids)
+            until_end = is_end.int().argmax(1) + 1
+            has_ended = is_end.any(1) & (until_end <= num_tokens)
+            num_tokens = torch.where(has_ended, until_end, num_tokens)
+        if self.find_end is not None:
+            until_stop = self._num_until_stop(ids, num_tokens)
+            has_ended = has_ended | (until_stop > 0)
+            num_tokens = torch.where(until_stop > 0, until_stop, num_tokens)
+        return num_tokens, has_ended
+
+    def _judge(self, view: ModelView, draft_ids: Tensor, keys: Tensor) -> tuple[Verdict, Tensor]:
         """Return the verdict on the drafted columns and which tokens pass."""
         width = draft_ids.shape[1]
-        if view is None or self.verifier is None:
-            return None, draft_ids.bool()
+        if self.verifier is None:
+            raise RuntimeError("plain decoding drafts nothing")
         judged = view.columns(0, width)
         verdict = judge_columns(self.verifier, judged, draft_ids, self.settings.sampling)
-        is_accepted = verdict.passes
-        if is_accepted is None:
-            positions = self.num_emitted.unsqueeze(1) + torch.arange(width, device=draft_ids.device)
-            uniforms = noise.uniform(self._keys(positions, Purpose.ACCEPT))
-            is_accepted = stochastic_accepts(verdict.judgement.accept_probs, uniforms)
-        return verdict.with_unknown_column(), is_accepted
+        if verdict.passes is not None:
+            return verdict, verdict.passes
+        uniforms = noise.uniform(keys[_ACCEPT, :, :width])
+        return verdict, stochastic_accepts(verdict.judgement.accept_probs, uniforms)
 
-    def _judge_bonus(
-        self, view: ModelView | None, drafted: _Draft, verdict: Verdict | None
-    ) -> Verdict | None:
-        """Extend the verdict to the column behind the block.
+    def _judge_last(self, view: ModelView, drafted: _Draft) -> Verdict:
+        """Return the verdict on the column behind the block.
 
         The draft reads the block's last token for it, which the next block needs in the draft's
         cache anyway.
         """
-        if view is None or verdict is None or self.verifier is None or self.draft is None:
-            return verdict
-        width = drafted.ids.shape[1]
+        if self.verifier is None or self.draft is None:
+            raise RuntimeError("plain decoding has no verdict")
         out = self.draft.step(drafted.ids[:, -1:])
-        drafted.put(width, out, logits_to_probs(out.logits, self.settings.sampling))
-        behind = view.columns(width, width + 1)
-        return verdict.with_last_column(judge_bonus(self.verifier, behind, self.settings.sampling))
+        drafted.read_last(out, logits_to_probs(out.logits, self.settings.sampling))
+        last = view.columns(drafted.width, drafted.width + 1)
+        return judge_bonus(self.verifier, last, self.settings.sampling)
 
     def _next_ids(
-        self,
-        view: ModelView | None,
-        out: StepOutput,
-        target_probs: Tensor,
-        verdict: Verdict | None,
-        num_accepted: Tensor,
-        is_rejected: Tensor,
+        self, source: "_NextSource", num_accepted: Tensor, is_rejected: Tensor, keys: Tensor
     ) -> Tensor:
         """Return each row's recovered or bonus token; junk for rows that need none."""
-        every_row = torch.arange(num_accepted.numel(), device=num_accepted.device)
+        every_row = self.every_row
+        view, verdict, behind = source.view, source.verdict, source.behind
+        has_rejected = verdict is not None and bool(is_rejected.any())
         if self.settings.sampling.is_greedy:
-            next_ids = out.logits[every_row, num_accepted].argmax(-1)
-            if verdict is not None and verdict.next_ids is not None:
-                own = verdict.next_ids[every_row, num_accepted]
-                by_verifier = is_rejected | self._judges_bonus
-                next_ids = torch.where(by_verifier & (own >= 0), own, next_ids)
+            next_ids = source.target_logits[every_row, num_accepted].argmax(-1)
+            if behind is not None and behind.next_ids is not None:
+                next_ids = behind.next_ids[:, 0]
+            if has_rejected and verdict is not None and verdict.next_ids is not None:
+                column = num_accepted.clamp(max=verdict.next_ids.shape[1] - 1)
+                recovered = verdict.next_ids[every_row, column]
+                next_ids = torch.where(is_rejected, recovered, next_ids)
             return next_ids
-        weights = target_probs[every_row, num_accepted]
-        if view is not None and verdict is not None and self.verifier is not None:
-            at_next = view.at(num_accepted)
-            if self._judges_bonus:
-                weight = verdict.judgement.target_weight
-                if weight is not None:
-                    weight = weight[every_row, num_accepted].unsqueeze(1)
-                weights = self.verifier.bonus_weights(at_next, weight)[:, 0]
-            recovered = self.verifier.recovered_weights(at_next)[:, 0]
-            weights = torch.where(is_rejected.unsqueeze(1), recovered, weights)
-        keys = self._keys(self.num_emitted + num_accepted, Purpose.NEXT)
-        return noise.race(weights, noise.exponential(keys, weights.shape[-1]))
+        weights = source.target_probs[every_row, num_accepted]
+        if view is not None and self.verifier is not None:
+            if behind is not None:
+                width = view.target_probs.shape[1]
+                last = view.columns(width - 1, width)
+                weight = behind.judgement.target_weight
+                weights = self.verifier.bonus_weights(last, weight)[:, 0]
+            if has_rejected:
+                recovered = self.verifier.recovered_weights(view.at(num_accepted))[:, 0]
+                weights = torch.where(is_rejected.unsqueeze(1), recovered, weights)
+        next_keys = keys[_NEXT, every_row, num_accepted]
+        return noise.race(weights, noise.exponential(next_keys, weights.shape[-1]))
 
     def _emit(
         self,
-        drafted: _Draft,
+        draft_ids: Tensor,
         num_accepted: Tensor,
         next_ids: Tensor,
         has_next: Tensor,
@@ -357,56 +390,98 @@ class _BatchDecoder:
         Where some row accepted its whole block (`needs_last`) the draft must have read the block's
         last token: either it has (for the verifier's bonus), or every row reads it next.
         """
-        width = drafted.ids.shape[1]
-        columns = torch.arange(width + 1, device=self.rows.device)
-        tokens = torch.cat([drafted.ids, next_ids.unsqueeze(1)], dim=1)
-        is_next = columns == num_accepted.unsqueeze(1)
-        tokens = torch.where(is_next, next_ids.unsqueeze(1), tokens)
+        width = draft_ids.shape[1]
+        last_column = num_accepted.unsqueeze(1)
+        tokens = torch.cat([draft_ids, next_ids.unsqueeze(1)], dim=1)
+        tokens = tokens.scatter(1, last_column, next_ids.unsqueeze(1))
         num_new = num_accepted + has_next
-        row, column = (columns < num_new.unsqueeze(1)).nonzero(as_tuple=True)
-        self.output[self.rows[row], self.num_emitted[row] + column] = tokens[row, column]
         self.num_emitted = self.num_emitted + num_new
-
         last = tokens.gather(1, (num_new - 1).unsqueeze(1))
-        is_eos = torch.isin(last[:, 0], self.eos_ids)
-        is_stop = torch.zeros_like(is_eos)
-        if self.find_end is not None:
-            is_stop = (self._num_until_stop(last, torch.ones_like(num_new), 1) > 0) & ~is_eos
-        is_done = is_eos | is_stop | (self.num_emitted >= self.settings.max_new_tokens)
-        for local in is_done.nonzero()[:, 0].tolist():
-            reason = "eos" if is_eos[local] else "stop" if is_stop[local] else "length"
-            self.end_reasons[int(self.rows[local])] = reason
-        self.lengths[self.rows] = self.num_emitted
-        if self.listener is not None:
+        is_done = self._ended_rows(tokens, num_new, last[:, 0])
+
+        draft_input = last
+        if needs_last and not self._judges_bonus:
+            tokens_before = torch.cat([self.last_ids, tokens], dim=1)
+            before_last = tokens_before.gather(1, num_new.unsqueeze(1) - 1)
+            draft_input = torch.cat([before_last, last], dim=1)
+        self.draft_input, self.last_ids = draft_input, last
+        num_drop = width - num_accepted
+        kept = self.every_row
+        if is_done is not None:
+            kept = (~is_done).nonzero(as_tuple=True)[0]
+            (
+                self.rows,
+                self.row_keys,
+                self.num_emitted,
+                num_drop,
+                self.last_ids,
+                self.draft_input,
+            ) = (
+                tensor[kept]
+                for tensor in (
+                    self.rows,
+                    self.row_keys,
+                    self.num_emitted,
+                    num_drop,
+                    self.last_ids,
+                    self.draft_input,
+                )
+            )
+            self.every_row = self.every_row[: kept.numel()]
+        if kept.numel() == 0:
+            return
+        self.target.retain(kept, num_drop)
+        if self.draft is not None and width > 0:
+            self.draft.retain(kept, num_drop if needs_last else num_drop - 1)
+
+    def _ended_rows(self, tokens: Tensor, num_new: Tensor, last_ids: Tensor) -> Tensor | None:
+        """Return which rows are complete, [A], None if none is; note why, tell the listener."""
+        rows, emitted = self.rows.tolist(), self.num_emitted.tolist()
+        reasons = [
+            "eos" if last in self.eos_set else "length" if count >= self.max_tokens else ""
+            for last, count in zip(last_ids.tolist(), emitted, strict=True)
+        ]
+        if self.find_end is not None or self.listener is not None:
             new = zip(tokens.tolist(), num_new.tolist(), strict=True)
             new_ids = [ids[:number] for ids, number in new]
-            self.listener(BlockEmission(self.rows.tolist(), new_ids, is_done.tolist()))
+            if self.find_end is not None:
+                self._note_stops(self.find_end, rows, new_ids, reasons)
+            if self.listener is not None:
+                self.listener(BlockEmission(rows, new_ids, [bool(reason) for reason in reasons]))
+        for row, reason in zip(rows, reasons, strict=True):
+            self.end_reasons[row] = reason
+        if not any(reasons):
+            return None
+        return torch.tensor([bool(reason) for reason in reasons], device=self.rows.device)
 
-        kept = (~is_done).nonzero(as_tuple=True)[0]
-        if kept.numel():
-            num_drop = (width - num_accepted)[kept]
-            self.target.retain(kept, num_drop)
-            previous = torch.cat([self.last_ids, tokens], dim=1).gather(1, num_new.unsqueeze(1) - 1)
-            self.draft_input = self.last_ids = last[kept]
-            if self.draft is not None and width > 0:
-                self.draft.retain(kept, num_drop if needs_last else num_drop - 1)
-                if needs_last and not self._judges_bonus:
-                    self.draft_input = torch.cat([previous[kept], self.last_ids], dim=1)
-        self.rows = self.rows[kept]
-        self.row_keys = self.row_keys[kept]
-        self.num_emitted = self.num_emitted[kept]
+    def _note_stops(
+        self, find_end: EndFinder, rows: list[int], new_ids: list[list[int]], reasons: list[str]
+    ) -> None:
+        """Keep the rows' new tokens, and set the reason where the last one completes a stop."""
+        for local, (row, ids) in enumerate(zip(rows, new_ids, strict=True)):
+            written = self.written[row]
+            written += ids
+            is_stop = find_end(written, len(written) - 1) is not None
+            if is_stop and reasons[local] != "eos":
+                reasons[local] = "stop"
 
-    def _keys(self, positions: Tensor, purpose: Purpose) -> Tensor:
-        row_keys = self.row_keys if positions.dim() == 1 else self.row_keys.unsqueeze(1)
-        return noise.stream_keys(self.settings.seed, row_keys, positions, purpose)
+    def _is_eos(self, ids: Tensor) -> Tensor:
+        if self.eos_ids.numel() == 1:
+            return ids == self.eos_ids
+        return torch.isin(ids, self.eos_ids)
 
-    def _num_until_stop(self, ids: Tensor, num_tokens: Tensor, num_written: int = 0) -> Tensor:
+    def _keys(self) -> Tensor:
+        """Return the keys of a block's random numbers by purpose, row and column, [3, A, N + 1]."""
+        positions = self.num_emitted.unsqueeze(1) + self.columns
+        purposes = self.purposes[:, None, None]
+        return noise.stream_keys(self.settings.seed, self.row_keys[:, None], positions, purposes)
+
+    def _num_until_stop(self, ids: Tensor, num_tokens: Tensor) -> Tensor:
         """Return how many of a row's new tokens there are up to the one that completes a stop.
 
         Args:
-            ids: New tokens, [A, n].
+            ids: New tokens behind those in `written`, [A, n].
             num_tokens: How many of them count, [A].
-            num_written: How many of them are in `output` already.
 
         Returns:
             int64 [A]; 0 where no stop string is completed.
@@ -414,33 +489,43 @@ class _BatchDecoder:
         if self.find_end is None:
             raise RuntimeError("no stop strings were given")
         numbers = []
-        for row, emitted, new, count in zip(
-            self.rows.tolist(),
-            self.num_emitted.tolist(),
-            ids.tolist(),
-            num_tokens.tolist(),
-            strict=True,
-        ):
-            first = emitted - num_written
-            end = self.find_end(self.output[row, :first].tolist() + new[:count], first)
-            numbers.append(0 if end is None else end - first + 1)
+        new = zip(self.rows.tolist(), ids.tolist(), num_tokens.tolist(), strict=True)
+        for row, tokens, count in new:
+            written = self.written[row]
+            end = self.find_end(written + tokens[:count], len(written))
+            numbers.append(0 if end is None else end - len(written) + 1)
         return torch.tensor(numbers, dtype=torch.long, device=ids.device)
 
 
-def _view(
-    out: StepOutput, target_probs: Tensor, drafted: _Draft, sampling: Sampling
-) -> ModelView | None:
-    """Return both models at the drafted columns and the one behind; None without a draft."""
-    num_columns = target_probs.shape[1]
-    if num_columns == 1:
-        return None
+@dataclass(frozen=True)
+class _NextSource:
+    """What a block's recovered or bonus tokens come from; all of it but the target's may lack."""
+
+    view: ModelView | None
+    verdict: Verdict | None
+    behind: Verdict | None
+    target_logits: Tensor
+    target_probs: Tensor
+
+
+def _completions(trace: Trace, num_tokens: Tensor) -> list[Tensor]:
+    """Return the ids of each row's emitted tokens, in order."""
+    emitted = trace.is_emitted
+    width = int(num_tokens.max())
+    ids = num_tokens.new_zeros(num_tokens.numel(), width)
+    ids[trace.row[emitted], trace.position[emitted]] = trace.token_id[emitted]
+    return [row[:length] for row, length in zip(ids, num_tokens.tolist(), strict=True)]
+
+
+def _view(out: StepOutput, target_probs: Tensor, drafted: _Draft, sampling: Sampling) -> ModelView:
+    """Return both models at the drafted columns and the one behind."""
     return ModelView(
         target_probs=target_probs,
-        draft_probs=drafted.probs[:, :num_columns],
+        draft_probs=drafted.probs,
         target_logits=out.logits,
-        draft_logits=drafted.logits[:, :num_columns],
+        draft_logits=drafted.logits,
         target_hidden=out.hidden,
-        draft_hidden=drafted.hidden[:, :num_columns],
+        draft_hidden=drafted.hidden,
         is_plain=sampling.is_plain,
     )
 

@@ -10,6 +10,7 @@ thrown away.
 """
 
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ _GAMMA = _signed(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = _signed(0x94D049BB133111EB)
 _BELOW_ONE = 1 - 2.0**-24
-_ABOVE_ARRIVALS = 32.0  # above -log(2**-24): no denormal weight loses its race by rounding to 0
+_MEAN_ARRIVAL = 1 / 32  # no arrival above 1: no denormal weight loses its race by rounding to 0
 
 
 class Purpose(IntEnum):
@@ -41,20 +42,22 @@ def _finalise(bits: Tensor) -> Tensor:
     return bits ^ ((bits >> 31) & ((1 << 33) - 1))
 
 
-def stream_keys(seed: int, row_keys: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+def stream_keys(
+    seed: int, row_keys: Tensor, positions: Tensor, purpose: Purpose | Tensor
+) -> Tensor:
     """Return one 64-bit key per (row, position) for a purpose.
 
     Args:
         seed: The run's seed.
         row_keys: int64, broadcastable with `positions`; equal keys share all their numbers.
         positions: int64, index of the token among the row's generated tokens.
-        purpose: Which stream.
+        purpose: Which stream; or int64 values of `Purpose`, broadcastable with `positions`.
 
     Returns:
         int64 keys of the broadcast shape.
     """
     keys = _finalise(row_keys + _signed((seed * 0x9E3779B97F4A7C15) % (1 << 64)))
-    return _finalise(keys + (positions * 4 + int(purpose)) * _GAMMA)
+    return _finalise(keys + (positions * 4 + purpose) * _GAMMA)
 
 
 def _unit_floats(bits: Tensor) -> Tensor:
@@ -68,18 +71,23 @@ def uniform(keys: Tensor) -> Tensor:
     return _unit_floats(_finalise(keys + _GAMMA))
 
 
+@lru_cache(maxsize=8)
+def _token_steps(vocab_size: int, device: torch.device) -> Tensor:
+    return torch.arange(1, vocab_size + 1, device=device) * _GAMMA
+
+
 def exponential(keys: Tensor, vocab_size: int) -> Tensor:
-    """Return standard exponential numbers, one per key and token.
+    """Return exponential numbers of mean 1/32, one per key and token.
 
     Args:
         keys: int64, shape [...].
         vocab_size: V.
 
     Returns:
-        fp32, shape [..., V], positive and finite.
+        fp32, shape [..., V], positive and below 1.
     """
-    steps = torch.arange(1, vocab_size + 1, device=keys.device) * _GAMMA
-    return _unit_floats(_finalise(keys.unsqueeze(-1) + steps)).neg_().log1p_().neg_()
+    steps = _token_steps(vocab_size, keys.device)
+    return _unit_floats(_finalise(keys.unsqueeze(-1) + steps)).neg_().log1p_().mul_(-_MEAN_ARRIVAL)
 
 
 def race(weights: Tensor, arrivals: Tensor) -> Tensor:
@@ -96,4 +104,4 @@ def race(weights: Tensor, arrivals: Tensor) -> Tensor:
     Returns:
         Token ids, int64, shape [...].
     """
-    return (weights * _ABOVE_ARRIVALS / arrivals).argmax(-1)
+    return (weights / arrivals).argmax(-1)

@@ -30,19 +30,6 @@ class StepOutput:
 
 
 @dataclass(frozen=True)
-class BlockResult:
-    """Outcome of judging one drafted block.
-
-    Attributes:
-        num_accepted: Accepted tokens per row, int64 [B].
-        status: `Status` per drafted token, int64 [B, n]; -1 where a row drafted nothing.
-    """
-
-    num_accepted: Tensor
-    status: Tensor
-
-
-@dataclass(frozen=True)
 class BlockEmission:
     """What one block added to the completions.
 

@@ -1,4 +1,4 @@
-"""A verifier's verdict on the columns of a block, and on the one behind it."""
+"""A verifier's verdict on the columns of a block, or on the one behind it."""
 
 from dataclasses import dataclass
 
@@ -26,34 +26,6 @@ class Verdict:
     passes: Tensor | None = None
     next_ids: Tensor | None = None
 
-    def with_unknown_column(self) -> "Verdict":
-        """Return this verdict with one more column of which nothing is known."""
-        judgement = self.judgement
-        return Verdict(
-            Judgement(
-                _append(judgement.accept_probs, torch.nan),
-                _append(judgement.expected_acceptance, torch.nan),
-                _append_some(judgement.target_weight, torch.nan),
-            ),
-            _append(self.tv, torch.nan),
-            _append_some(self.passes, False),
-            _append_some(self.next_ids, -1),
-        )
-
-    def with_last_column(self, last: "Verdict") -> "Verdict":
-        """Return this verdict with the one column of `last` in the place of its last one."""
-        judgement, other = self.judgement, last.judgement
-        return Verdict(
-            Judgement(
-                _replace(judgement.accept_probs, other.accept_probs),
-                _replace(judgement.expected_acceptance, other.expected_acceptance),
-                _replace_some(judgement.target_weight, other.target_weight),
-            ),
-            _replace(self.tv, last.tv),
-            _replace_some(self.passes, last.passes),
-            _replace_some(self.next_ids, last.next_ids),
-        )
-
 
 def judge_columns(
     verifier: Verifier, view: ModelView, draft_ids: Tensor, sampling: Sampling
@@ -79,19 +51,3 @@ def judge_bonus(verifier: Verifier, view: ModelView, sampling: Sampling) -> Verd
         return verdict
     next_ids = torch.where(verdict.passes, draft_ids, verdict.next_ids)
     return Verdict(verdict.judgement, verdict.tv, verdict.passes, next_ids)
-
-
-def _append(values: Tensor, unknown: float) -> Tensor:
-    return torch.cat([values, torch.full_like(values[:, :1], unknown)], dim=1)
-
-
-def _append_some(values: Tensor | None, unknown: float) -> Tensor | None:
-    return None if values is None else _append(values, unknown)
-
-
-def _replace(values: Tensor, last: Tensor) -> Tensor:
-    return torch.cat([values[:, :-1], last], dim=1)
-
-
-def _replace_some(values: Tensor | None, last: Tensor | None) -> Tensor | None:
-    return None if values is None or last is None else _replace(values, last)

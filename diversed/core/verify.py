@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from diversed.core.checks import check_same_shape, check_shape
-from diversed.core.types import BlockResult, Status
+from diversed.core.types import Status
 
 
-def verify_block(is_accepted: Tensor, num_draft_tokens: Tensor) -> BlockResult:
-    """Accept the drafted tokens up to the first one that fails.
+def verify_block(is_accepted: Tensor, num_draft_tokens: Tensor) -> Tensor:
+    """Return how many drafted tokens come before the first one that fails.
 
     Args:
         is_accepted: Outcome of each token's own test, bool [B, n]; columns past a row's drafted
@@ -16,20 +16,29 @@ def verify_block(is_accepted: Tensor, num_draft_tokens: Tensor) -> BlockResult:
         num_draft_tokens: How many tokens each row drafted, int64 [B], at most n.
 
     Returns:
-        Accepted tokens per row and the status of every drafted token.
+        Accepted tokens per row, int64 [B], at most `num_draft_tokens`.
 
     Raises:
         ValueError: Shapes do not fit.
     """
-    batch_size, width = is_accepted.shape
-    check_shape("num_draft_tokens", num_draft_tokens, (batch_size,))
-    columns = torch.arange(width, device=is_accepted.device)
-    is_drafted = columns < num_draft_tokens.unsqueeze(1)
-    num_accepted = (is_accepted & is_drafted).long().cumprod(1).sum(1)
-    relative = columns - num_accepted.unsqueeze(1)
+    check_shape("num_draft_tokens", num_draft_tokens, (is_accepted.shape[0],))
+    return is_accepted.long().cumprod(1).sum(1).minimum(num_draft_tokens)
+
+
+def draft_status(block_position: Tensor, num_accepted: Tensor, num_draft_tokens: Tensor) -> Tensor:
+    """Return the `Status` of drafted tokens.
+
+    Args:
+        block_position: Index of each token within its block, int64, any shape.
+        num_accepted: Accepted tokens of its block, same shape.
+        num_draft_tokens: Drafted tokens of its block, same shape.
+
+    Returns:
+        int64, same shape; -1 at positions where nothing was drafted.
+    """
+    relative = block_position - num_accepted
     status = relative.sign() + int(Status.REJECTED)  # before: 0, at: 1, behind: 2
-    status = status.masked_fill(~is_drafted, -1)
-    return BlockResult(num_accepted=num_accepted, status=status)
+    return status.masked_fill(block_position >= num_draft_tokens, -1)
 
 
 def stochastic_accepts(accept_probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -46,4 +55,4 @@ def stochastic_accepts(accept_probs: Tensor, uniforms: Tensor) -> Tensor:
         ValueError: Shapes differ.
     """
     check_same_shape("accept_probs", accept_probs, "uniforms", uniforms)
-    return uniforms < accept_probs
+    return torch.lt(uniforms, accept_probs)

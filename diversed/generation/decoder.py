@@ -1,7 +1,9 @@
 """Texts in, texts out: the decoder that evaluation, training and users call."""
 
 import hashlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from diversed.core.kernel import Verifier
-from diversed.core.loop import DecodeSettings, autoregressive_decode, speculative_decode
+from diversed.core.loop import DecodeSettings, Listener, autoregressive_decode, speculative_decode
 from diversed.core.types import BlockEmission, DecodeResult
 from diversed.core.verifiers import AutoregressiveVerifier, DiversedVerifier
 from diversed.generation.stops import cut_at_stop, stop_finder
@@ -126,7 +128,8 @@ class SpeculativeDecoder:
         if self.stop_strings:
             find_end = stop_finder(self.pair.tokenizer, self.stop_strings)
         inputs = (prompt_ids, prompt_mask, keys, self.settings, find_end)
-        with _RowsBar(len(prompts), show_progress) as bar:
+        is_shown = show_progress and sys.stderr.isatty()
+        with _rows_bar(len(prompts)) if is_shown else nullcontext() as bar:
             if isinstance(self.verifier, AutoregressiveVerifier):
                 result = autoregressive_decode(self.pair.target, *inputs, bar)
             else:
@@ -191,20 +194,16 @@ class SpeculativeDecoder:
         return cut_at_stop(text, self.stop_strings)
 
 
-class _RowsBar:
-    """A bar over a batch's rows: on terminals, where decoding takes longer than a moment."""
+@contextmanager
+def _rows_bar(num_rows: int) -> Iterator[Listener]:
+    """Show how many rows of a batch are complete, once decoding takes longer than two seconds.
 
-    def __init__(self, num_rows: int, is_shown: bool) -> None:
-        # disable=None: silent where stderr is no terminal
-        self._bar = tqdm(
-            total=num_rows, unit="row", delay=2, leave=False, disable=None if is_shown else True
-        )
+    Yields:
+        What the decoding loop tells of its blocks.
+    """
+    with tqdm(total=num_rows, unit="row", delay=2, leave=False) as bar:
 
-    def __enter__(self) -> "_RowsBar":
-        return self
+        def follow(emission: BlockEmission) -> None:
+            bar.update(sum(emission.has_ended))
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def __call__(self, emission: BlockEmission) -> None:
-        self._bar.update(sum(emission.has_ended))
+        yield follow

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diversed.core.types import Status
-from diversed.core.verify import stochastic_accepts, verify_block
+from diversed.core.verify import draft_status, stochastic_accepts, verify_block
 
 A, R, U = Status.ACCEPTED, Status.REJECTED, Status.UNJUDGED
 
@@ -24,9 +24,11 @@ A, R, U = Status.ACCEPTED, Status.REJECTED, Status.UNJUDGED
     ],
 )
 def test_block_is_accepted_up_to_the_first_failure(passes, num_drafted, num_accepted, status):
-    block = verify_block(torch.tensor([passes]).bool(), torch.tensor([num_drafted]))
-    assert block.num_accepted.tolist() == [num_accepted]
-    assert block.status.tolist() == [status]
+    got = verify_block(torch.tensor([passes]).bool(), torch.tensor([num_drafted]))
+    assert got.tolist() == [num_accepted]
+    shape = torch.ones(3, dtype=torch.long)
+    got = draft_status(torch.arange(3), num_accepted * shape, num_drafted * shape)
+    assert got.tolist() == status
 
 
 def test_rows_are_judged_on_their_own(generator):
@@ -35,14 +37,12 @@ def test_rows_are_judged_on_their_own(generator):
     together = verify_block(passes, num_drafted)
     for row in range(64):
         alone = verify_block(passes[row : row + 1], num_drafted[row : row + 1])
-        assert torch.equal(alone.num_accepted[0], together.num_accepted[row])
-        assert torch.equal(alone.status[0], together.status[row])
+        assert torch.equal(alone[0], together[row])
 
 
 def test_block_without_a_draft_accepts_nothing():
-    block = verify_block(torch.zeros(2, 0, dtype=torch.bool), torch.zeros(2, dtype=torch.long))
-    assert block.num_accepted.tolist() == [0, 0]
-    assert block.status.shape == (2, 0)
+    got = verify_block(torch.zeros(2, 0, dtype=torch.bool), torch.zeros(2, dtype=torch.long))
+    assert got.tolist() == [0, 0]
 
 
 def test_row_counts_that_do_not_fit_are_refused():
