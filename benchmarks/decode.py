@@ -1,0 +1,366 @@
+"""Time decoding against its peers, in one process, every prompt with each system in turn.
+
+    python benchmarks/decode.py                                    # the embedded pair
+    python benchmarks/decode.py --target DIR --draft DIR --dtype bfloat16 --prompts prompts.txt
+
+Systems: ours (lossless, N drafted tokens), ours plain, transformers' assisted generation with the
+same N (constant schedule, no confidence threshold), transformers' plain `generate`, and flashspec
+where it is installed. All sample the target's own law. Prints Markdown: tokens per second relative
+to a peer with 95 % bootstrap intervals over prompts, where our time goes, batch against batch 1,
+and the best N of ours and of transformers.
+"""
+
+import argparse
+import importlib.util
+import logging
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from diversed import AutoregressiveVerifier, DecodeSettings, LosslessVerifier, SpeculativeDecoder
+from diversed.core import loop, noise
+from diversed.core.kernel import Verifier
+from diversed.evaluation.timing import speed_ratio
+from diversed.generation import head_verifier
+from diversed.models.checkpoint import load_head, new_head
+from diversed.models.loading import ModelPair, ModelSource, load_pair
+from diversed.tasks.arithmetic import ArithmeticTask
+
+System = Callable[[Sequence[str], int], int]
+"""(prompts of one batch, seed) -> number of new tokens."""
+
+NUM_WARMUP = 2
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is timed."""
+
+    num_prompts: int
+    max_new_tokens: int
+    draft_length: int
+    batch_size: int
+
+
+def ours(pair: ModelPair, options: Options, verifier: Any) -> System:
+    """Return our decoder as a system."""
+    settings = DecodeSettings(options.max_new_tokens, options.draft_length)
+
+    def run(prompts: Sequence[str], seed: int) -> int:
+        decoder = SpeculativeDecoder(pair, verifier, replace(settings, seed=seed))
+        return int(decoder.generate(prompts).result.counts.emitted.sum())
+
+    return run
+
+
+def transformers_system(pair: ModelPair, options: Options, *, is_assisted: bool) -> System:
+    """Return `generate`, plain or assisted by the draft, at temperature 1 without filters."""
+    draft = pair.draft.model
+    extra: dict[str, Any] = {}
+    if is_assisted:
+        config = draft.generation_config
+        config.num_assistant_tokens = options.draft_length
+        config.num_assistant_tokens_schedule = "constant"
+        config.assistant_confidence_threshold = 0
+        extra["assistant_model"] = draft
+
+    def run(prompts: Sequence[str], seed: int) -> int:
+        torch.manual_seed(seed)
+        ids = torch.tensor([pair.tokenizer(prompts[0]).input_ids], device=pair.device)
+        output = pair.target.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=options.max_new_tokens,
+            eos_token_id=list(pair.eos_ids),
+            pad_token_id=pair.eos_ids[0],
+            **extra,
+        )
+        return int(output.shape[1] - ids.shape[1])
+
+    return run
+
+
+def flashspec_system(pair: ModelPair, options: Options) -> System:
+    """Return flashspec's eager loop with one model drafter and a fixed N."""
+    import flashspec
+    from flashspec.engine import HuggingFaceDrafter, TargetModel
+
+    device, dtype = pair.device, pair.target.model.dtype
+    target = TargetModel("target", device, dtype, model=pair.target.model)
+    drafter = HuggingFaceDrafter("draft", device, dtype, model=pair.draft.model)
+    drafter.set_temperature(1.0)
+
+    def run(prompts: Sequence[str], seed: int) -> int:
+        sampling = flashspec.SamplingConfig(temperature=1.0, seed=seed, gamma=options.draft_length)
+        config = flashspec.FlashSpecConfig(
+            device=str(device),
+            compile=False,
+            drafter_strategy="bandit",
+            bandit=flashspec.BanditConfig(n_arms=1),
+            sampling=sampling,
+        )
+        engine = flashspec.SpeculativeEngine(config, [drafter], target)
+        ids = torch.tensor([pair.tokenizer(prompts[0]).input_ids], device=device)
+        result = engine.generate(
+            ids, max_new_tokens=options.max_new_tokens, eos_token_ids=list(pair.eos_ids)
+        )
+        return int(result.n_tokens_generated)
+
+    return run
+
+
+def interleaved(systems: dict[str, System], prompts: Sequence[str]) -> pd.DataFrame:
+    """Return run_name, prompt, num_tokens, seconds of every system on every prompt."""
+    for system in systems.values():
+        for index in range(NUM_WARMUP):
+            system(prompts[index : index + 1], index)
+    names, rows = list(systems), []
+    for index, prompt in enumerate(prompts):
+        shift = index % len(names)  # no system always follows the same one
+        for name in names[shift:] + names[:shift]:
+            started = time.perf_counter()
+            num_tokens = systems[name]([prompt], index)
+            rows.append((name, index, num_tokens, time.perf_counter() - started))
+    return pd.DataFrame(rows, columns=["run_name", "prompt", "num_tokens", "seconds"])
+
+
+@contextmanager
+def forward_timers(pair: ModelPair) -> Iterator[dict[str, list[float]]]:
+    """Time every call of both models' own modules.
+
+    Yields:
+        "target" and "draft" -> seconds of each forward call, prefill included.
+    """
+    seconds: dict[str, list[float]] = {"target": [], "draft": []}
+    handles = []
+    for role, lm in (("target", pair.target), ("draft", pair.draft)):
+        modules = [lm.model.base_model, lm.model.get_output_embeddings()]
+        starts: list[float] = []
+
+        def before(*_: Any, starts: list[float] = starts) -> None:
+            starts.append(time.perf_counter())
+
+        def after(*_: Any, starts: list[float] = starts, role: str = role) -> None:
+            seconds[role].append(time.perf_counter() - starts.pop())
+
+        for module in modules:
+            handles += [
+                module.register_forward_pre_hook(before),
+                module.register_forward_hook(after),
+            ]
+    try:
+        yield seconds
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class TimedVerifier:
+    """A verifier that notes the seconds of its own work."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        """Wrap a verifier."""
+        self._verifier = verifier
+        self.name, self.is_lossy, self.bonus = verifier.name, verifier.is_lossy, verifier.bonus
+        self.settings = verifier.settings
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the rule, timed."""
+        method = getattr(self._verifier, name)
+
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            result = method(*arguments)
+            self.seconds += time.perf_counter() - started
+            return result
+
+        return timed
+
+
+@contextmanager
+def sampling_timer() -> Iterator[dict[str, float]]:
+    """Time softmax, random numbers and draws.
+
+    Yields:
+        Function name -> seconds.
+    """
+    seconds: dict[str, float] = defaultdict(float)
+    places = [(loop, "logits_to_probs"), (loop, "stochastic_accepts")]
+    places += [(noise, name) for name in ("stream_keys", "uniform", "exponential", "race")]
+    kept = {place: getattr(*place) for place in places}
+
+    def timed(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*arguments: Any) -> Tensor:
+            started = time.perf_counter()
+            result = function(*arguments)
+            seconds[name] += time.perf_counter() - started
+            return result
+
+        return run
+
+    for (module, name), function in kept.items():
+        setattr(module, name, timed(name, function))
+    try:
+        yield seconds
+    finally:
+        for (module, name), function in kept.items():
+            setattr(module, name, function)
+
+
+def where_time_goes(
+    pair: ModelPair, options: Options, verifier: Any, prompts: Sequence[str]
+) -> dict[str, float]:
+    """Return shares of our decoding time: forward calls, head and verifier, sampling, the rest."""
+    timed_verifier: Any = verifier
+    if not isinstance(verifier, AutoregressiveVerifier):
+        timed_verifier = TimedVerifier(verifier)
+    system, size = ours(pair, options, timed_verifier), options.batch_size
+    system(prompts[:size], 0)
+    if isinstance(timed_verifier, TimedVerifier):
+        timed_verifier.seconds = 0.0
+    with forward_timers(pair) as forward, sampling_timer() as sampling:
+        started = time.perf_counter()
+        tokens = sum(
+            system(prompts[start : start + size], start) for start in range(0, len(prompts), size)
+        )
+        total = time.perf_counter() - started
+    own = getattr(timed_verifier, "seconds", 0.0)
+    models = sum(map(sum, forward.values()))
+    return {
+        "tokens/s": tokens / total,
+        "forward calls": models / total,
+        "of which draft": sum(forward["draft"]) / total,
+        "head and verifier": own / total,
+        "sampling": sum(sampling.values()) / total,
+        "the rest": 1 - (models + own + sum(sampling.values())) / total,
+    }
+
+
+def tokens_per_second(system: System, prompts: Sequence[str], batch_size: int) -> float:
+    """Return the speed of a system over all prompts, in batches."""
+    system(prompts[:batch_size], 0)
+    started = time.perf_counter()
+    starts = range(0, len(prompts), batch_size)
+    tokens = sum(system(prompts[start : start + batch_size], start) for start in starts)
+    return tokens / (time.perf_counter() - started)
+
+
+def report(pair: ModelPair, options: Options, prompts: Sequence[str], head: str | None) -> None:
+    """Print everything."""
+    learnt = head_verifier(load_head(head, pair) if head else new_head(pair).eval())
+    peers = {
+        "transformers assisted": transformers_system(pair, options, is_assisted=True),
+        "transformers plain": transformers_system(pair, options, is_assisted=False),
+    }
+    if importlib.util.find_spec("flashspec") is not None:
+        peers["flashspec"] = flashspec_system(pair, options)
+    else:
+        show("flashspec: skipped, not installed (`pip install 'diversed[bench]'`)\n")
+    systems = {
+        "ours": ours(pair, options, LosslessVerifier()),
+        "ours plain": ours(pair, options, AutoregressiveVerifier()),
+        **peers,
+    }
+    speeds = interleaved(systems, prompts)
+    show(f"**Batch 1, N = {options.draft_length}, {len(prompts)} prompts, T = 1**\n")
+    show("| system | tokens/s | ours / it |\n| --- | --- | --- |")
+    for name in systems:
+        rows = speeds[speeds["run_name"] == name]
+        speed = rows["num_tokens"].sum() / rows["seconds"].sum()
+        ratio = "" if name == "ours" else interval(speed_ratio(speeds, "ours", name))
+        show(f"| {name} | {speed:.1f} | {ratio} |")
+
+    show("\n**Where our time goes** (shares of decode time)\n")
+    verifiers = [LosslessVerifier(), learnt, AutoregressiveVerifier()]
+    for size in dict.fromkeys((1, options.batch_size)):
+        one = replace(options, batch_size=size)
+        rows = {v.name: where_time_goes(pair, one, v, prompts) for v in verifiers}
+        table = pd.DataFrame(rows).T.round(3).to_markdown()
+        show(f"batch {size}\n\n{table}\n")
+
+    if options.batch_size > 1:
+        speed = {
+            size: tokens_per_second(systems["ours"], prompts, size)
+            for size in (1, options.batch_size)
+        }
+        gain = speed[options.batch_size] / speed[1]
+        show(
+            f"**Batch {options.batch_size} against batch 1**, ours: {gain:.2f} times the tokens/s\n"
+        )
+
+    show("**By draft length** (tokens/s at batch 1)\n\n| N | ours | transformers assisted |")
+    show("| --- | --- | --- |")
+    for length in (1, 2, 3, 4, 5, 7):
+        one = replace(options, draft_length=length)
+        pairwise = {
+            "ours": ours(pair, one, LosslessVerifier()),
+            "assisted": transformers_system(pair, one, is_assisted=True),
+        }
+        table = interleaved(pairwise, prompts).groupby("run_name").sum()
+        speed = table["num_tokens"] / table["seconds"]
+        show(f"| {length} | {speed['ours']:.1f} | {speed['assisted']:.1f} |")
+
+
+def interval(ratio: Any) -> str:
+    """Return an estimate with its interval as text."""
+    return f"{ratio.estimate:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+def show(text: str) -> None:
+    """Write a line to the terminal."""
+    print(text, flush=True)  # noqa: T201 - a benchmark reports on the terminal
+
+
+def main() -> None:
+    """Read the command line, load the pair, report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", help="folder of the target; default: the embedded pair")
+    parser.add_argument("--draft", help="folder of the draft")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--prompts", type=Path, help="text file, prompts separated by `---` lines")
+    parser.add_argument("--head", help="a trained head; default: an untrained one")
+    parser.add_argument("--num-prompts", type=int, default=24)
+    parser.add_argument("--max-new-tokens", type=int, default=112)
+    parser.add_argument("--draft-length", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=8)
+    arguments = parser.parse_args()
+    disable_progress_bar()
+    set_verbosity_error()
+    logging.getLogger("flashspec").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore", FutureWarning)  # of flashspec's use of transformers
+    if (arguments.target is None) != (arguments.draft is None):
+        parser.error("--target and --draft go together")
+    names = (arguments.target or "builtin:target", arguments.draft or "builtin:draft")
+    pair = load_pair(*(ModelSource(name, path=name) for name in names), dtype=arguments.dtype)
+    if arguments.prompts is not None:
+        prompts = arguments.prompts.read_text().split("\n---\n")
+    else:
+        task = ArithmeticTask(num_train=1, num_validation=1, num_test=arguments.num_prompts)
+        prompts = [task.prompt(example) for example in task.examples("test")]
+    options = Options(
+        min(arguments.num_prompts, len(prompts)),
+        arguments.max_new_tokens,
+        arguments.draft_length,
+        arguments.batch_size,
+    )
+    with torch.no_grad():
+        report(pair, options, prompts[: options.num_prompts], arguments.head)
+
+
+if __name__ == "__main__":
+    main()
