@@ -19,6 +19,7 @@ from torch import Tensor
 from diversed.core import noise
 from diversed.core.checks import check_same_shape, check_shape
 from diversed.core.counts import count_trace
+from diversed.core.ends import EndFinder, Ends
 from diversed.core.kernel import ModelView, Verifier
 from diversed.core.lm import LanguageModel
 from diversed.core.noise import Purpose
@@ -27,9 +28,6 @@ from diversed.core.recorder import BlockEntries, Recorder
 from diversed.core.types import BlockEmission, DecodeResult, StepOutput, Trace
 from diversed.core.verdict import Verdict, judge_bonus, judge_columns
 from diversed.core.verify import stochastic_accepts, verify_block
-
-EndFinder = Callable[[list[int], int], int | None]
-"""(generated ids of one row, first index to look at) -> index of the first token that ends it."""
 
 Listener = Callable[[BlockEmission], None]
 """Told after each block what it emitted."""
@@ -191,9 +189,9 @@ class _BatchDecoder:
         _check_prompts(prompt_ids, prompt_mask, row_keys)
         device, batch_size = prompt_ids.device, prompt_ids.shape[0]
         settings = self.settings
-        self.max_tokens = settings.max_new_tokens
-        self.eos_set = set(settings.eos_ids)
-        self.eos_ids = torch.tensor(settings.eos_ids, dtype=torch.long, device=device)
+        self.ends = Ends(
+            settings.eos_ids, settings.max_new_tokens, self.find_end, batch_size, device
+        )
         self.purposes = torch.tensor(list(Purpose), device=device)
         self.rows = torch.arange(batch_size, device=device)
         self.every_row = self.rows  # of those still open
@@ -201,8 +199,6 @@ class _BatchDecoder:
         self.columns = torch.arange(num_drafted + 1, device=device)
         self.row_keys = row_keys
         self.num_emitted = torch.zeros_like(self.rows)
-        self.written: list[list[int]] = [[] for _ in range(batch_size)]  # for stop strings alone
-        self.end_reasons = [""] * batch_size
         self.recorder = Recorder(settings.keep_head_inputs)
         self.draft_input = self.last_ids = prompt_ids[:, -1:]
         self.target.start(prompt_ids, prompt_mask)
@@ -214,7 +210,7 @@ class _BatchDecoder:
         counts = count_trace(trace, batch_size, settings.draft_length)
         return DecodeResult(
             token_ids=_completions(trace, counts.emitted),
-            end_reasons=self.end_reasons,
+            end_reasons=self.ends.reasons,
             counts=counts,
             trace=trace,
         )
@@ -285,7 +281,7 @@ class _BatchDecoder:
         ids: list[Tensor] = []
         columns: list[tuple[Tensor, ...]] = []
         has_ended = torch.zeros_like(budget, dtype=torch.bool)
-        saw_end = False
+        has_eos = False
         fed = self.draft_input
         for column in range(width):
             out = self.draft.step(fed)
@@ -297,31 +293,16 @@ class _BatchDecoder:
             else:
                 fed = noise.race(probs, arrivals[:, column : column + 1])
             ids.append(fed)
-            if not self.eos_set.isdisjoint(fed[:, 0].tolist()):
-                has_ended |= self._is_eos(fed[:, 0])
-                saw_end = True
+            if self.ends.has_eos(fed):
+                has_ended |= self.ends.is_eos(fed[:, 0])
+                has_eos = True
                 if bool((has_ended | (budget <= column + 1)).all()):
                     break
         columns.append(tuple(torch.zeros_like(part) for part in columns[0]))
         probs, logits, hidden = (torch.cat(parts, dim=1) for parts in zip(*columns, strict=True))
         draft_ids = torch.cat(ids, dim=1)
-        num_tokens, has_ended = self._drafted_ends(draft_ids, budget, saw_end)
+        num_tokens, has_ended = self.ends.cut_draft(self.rows, draft_ids, budget, has_eos)
         return _Draft(draft_ids, num_tokens, has_ended, probs, logits, hidden)
-
-    def _drafted_ends(self, ids: Tensor, budget: Tensor, saw_end: bool) -> tuple[Tensor, Tensor]:
-        """Return how many drafted tokens [A, n] count, and whether the last one is an end."""
-        num_tokens = budget.clamp(max=ids.shape[1])
-        has_ended = torch.zeros_like(budget, dtype=torch.bool)
-        if saw_end:
-            is_end = self._is_eos(ids)
-            until_end = is_end.int().argmax(1) + 1
-            has_ended = is_end.any(1) & (until_end <= num_tokens)
-            num_tokens = torch.where(has_ended, until_end, num_tokens)
-        if self.find_end is not None:
-            until_stop = self._num_until_stop(ids, num_tokens)
-            has_ended = has_ended | (until_stop > 0)
-            num_tokens = torch.where(until_stop > 0, until_stop, num_tokens)
-        return num_tokens, has_ended
 
     def _judge(self, view: ModelView, draft_ids: Tensor, keys: Tensor) -> tuple[Verdict, Tensor]:
         """Return the verdict on the drafted columns and which tokens pass."""
@@ -397,7 +378,7 @@ class _BatchDecoder:
         num_new = num_accepted + has_next
         self.num_emitted = self.num_emitted + num_new
         last = tokens.gather(1, (num_new - 1).unsqueeze(1))
-        is_done = self._ended_rows(tokens, num_new, last[:, 0])
+        is_done = self._close_rows(tokens, num_new)
 
         draft_input = last
         if needs_last and not self._judges_bonus:
@@ -409,24 +390,9 @@ class _BatchDecoder:
         kept = self.every_row
         if is_done is not None:
             kept = (~is_done).nonzero(as_tuple=True)[0]
-            (
-                self.rows,
-                self.row_keys,
-                self.num_emitted,
-                num_drop,
-                self.last_ids,
-                self.draft_input,
-            ) = (
-                tensor[kept]
-                for tensor in (
-                    self.rows,
-                    self.row_keys,
-                    self.num_emitted,
-                    num_drop,
-                    self.last_ids,
-                    self.draft_input,
-                )
-            )
+            num_drop = num_drop[kept]
+            for name in ("rows", "row_keys", "num_emitted", "last_ids", "draft_input"):
+                setattr(self, name, getattr(self, name)[kept])
             self.every_row = self.every_row[: kept.numel()]
         if kept.numel() == 0:
             return
@@ -434,67 +400,21 @@ class _BatchDecoder:
         if self.draft is not None and width > 0:
             self.draft.retain(kept, num_drop if needs_last else num_drop - 1)
 
-    def _ended_rows(self, tokens: Tensor, num_new: Tensor, last_ids: Tensor) -> Tensor | None:
-        """Return which rows are complete, [A], None if none is; note why, tell the listener."""
-        rows, emitted = self.rows.tolist(), self.num_emitted.tolist()
-        reasons = [
-            "eos" if last in self.eos_set else "length" if count >= self.max_tokens else ""
-            for last, count in zip(last_ids.tolist(), emitted, strict=True)
-        ]
-        if self.find_end is not None or self.listener is not None:
-            new = zip(tokens.tolist(), num_new.tolist(), strict=True)
-            new_ids = [ids[:number] for ids, number in new]
-            if self.find_end is not None:
-                self._note_stops(self.find_end, rows, new_ids, reasons)
-            if self.listener is not None:
-                self.listener(BlockEmission(rows, new_ids, [bool(reason) for reason in reasons]))
-        for row, reason in zip(rows, reasons, strict=True):
-            self.end_reasons[row] = reason
-        if not any(reasons):
-            return None
-        return torch.tensor([bool(reason) for reason in reasons], device=self.rows.device)
-
-    def _note_stops(
-        self, find_end: EndFinder, rows: list[int], new_ids: list[list[int]], reasons: list[str]
-    ) -> None:
-        """Keep the rows' new tokens, and set the reason where the last one completes a stop."""
-        for local, (row, ids) in enumerate(zip(rows, new_ids, strict=True)):
-            written = self.written[row]
-            written += ids
-            is_stop = find_end(written, len(written) - 1) is not None
-            if is_stop and reasons[local] != "eos":
-                reasons[local] = "stop"
-
-    def _is_eos(self, ids: Tensor) -> Tensor:
-        if self.eos_ids.numel() == 1:
-            return ids == self.eos_ids
-        return torch.isin(ids, self.eos_ids)
+    def _close_rows(self, tokens: Tensor, num_new: Tensor) -> Tensor | None:
+        """Return which rows are complete, [A], None if none is; tell the listener of the block."""
+        rows = self.rows.tolist()
+        new = zip(tokens.tolist(), num_new.tolist(), strict=True)
+        new_ids = [ids[:number] for ids, number in new]
+        has_ended = self.ends.close_rows(rows, new_ids, self.num_emitted.tolist())
+        if self.listener is not None:
+            self.listener(BlockEmission(rows, new_ids, has_ended))
+        return torch.tensor(has_ended, device=tokens.device) if any(has_ended) else None
 
     def _keys(self) -> Tensor:
         """Return the keys of a block's random numbers by purpose, row and column, [3, A, N + 1]."""
         positions = self.num_emitted.unsqueeze(1) + self.columns
         purposes = self.purposes[:, None, None]
         return noise.stream_keys(self.settings.seed, self.row_keys[:, None], positions, purposes)
-
-    def _num_until_stop(self, ids: Tensor, num_tokens: Tensor) -> Tensor:
-        """Return how many of a row's new tokens there are up to the one that completes a stop.
-
-        Args:
-            ids: New tokens behind those in `written`, [A, n].
-            num_tokens: How many of them count, [A].
-
-        Returns:
-            int64 [A]; 0 where no stop string is completed.
-        """
-        if self.find_end is None:
-            raise RuntimeError("no stop strings were given")
-        numbers = []
-        new = zip(self.rows.tolist(), ids.tolist(), num_tokens.tolist(), strict=True)
-        for row, tokens, count in new:
-            written = self.written[row]
-            end = self.find_end(written + tokens[:count], len(written))
-            numbers.append(0 if end is None else end - len(written) + 1)
-        return torch.tensor(numbers, dtype=torch.long, device=ids.device)
 
 
 @dataclass(frozen=True)

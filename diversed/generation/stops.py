@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from diversed.core.loop import EndFinder
+from diversed.core.ends import EndFinder
 
 
 def stop_finder(tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> EndFinder:
