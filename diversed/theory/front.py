@@ -11,9 +11,11 @@ from numpy.typing import ArrayLike
 from diversed.theory.bootstrap import (
     FloatArray,
     Interval,
-    bootstrap_statistics,
     check_same_shapes,
+    crossed_mean,
     finite_array,
+    hierarchical_resamples,
+    percentile_intervals,
 )
 
 ROUNDING = 1e-12  # a mean may miss the end of a front by this much and still count as on it
@@ -28,18 +30,49 @@ class Front:
 
 
 @dataclass(frozen=True)
+class LowerBound:
+    """A one-sided bound of an acceptance gained at equal quality.
+
+    The gain has no value where the method's quality is beyond the front's. Above the front, where
+    no static point is as good, the gain is at least that over the front's best point; it counts as
+    just that. Below the front's end of highest acceptance it can be anything, and counts as minus
+    infinity. So nothing is extrapolated, and the bound holds all the more.
+
+    Attributes:
+        estimate: The gain in the data as they are, counted like this; NaN below the front.
+        low: The quantile of rank 1 - level over the resamples, counted like this; NaN if that is
+            minus infinity.
+        level: Coverage aimed at: the gain is at least `low` with this confidence.
+        above_front_frac: Share of the resamples with a quality above the whole front.
+        below_front_frac: Share of the resamples with a quality below the front's end.
+        num_resamples: Resamples.
+    """
+
+    estimate: float
+    low: float
+    level: float
+    above_front_frac: float
+    below_front_frac: float
+    num_resamples: int
+
+
+@dataclass(frozen=True)
 class FrontDistance:
     """Distances of a method from the static front; positive where the method lies above it.
 
     `quality_above_*` compares at the method's acceptance, `acceptance_above_*` at its quality.
     `*_hull` is measured from the upper concave hull, which is the bar; `*_curve` from the line
-    through the static points.
+    through the static points. Nothing is extrapolated: a distance that would need the front beyond
+    its ends is NaN. For the acceptance of a method whose quality is above the front now and then,
+    `acceptance_above_*_bound` still bounds it from below.
     """
 
     quality_above_hull: Interval
     acceptance_above_hull: Interval
     quality_above_curve: Interval
     acceptance_above_curve: Interval
+    acceptance_above_hull_bound: LowerBound
+    acceptance_above_curve_bound: LowerBound
 
 
 def concave_hull(acceptance: ArrayLike, quality: ArrayLike) -> Front:
@@ -149,49 +182,146 @@ def front_distance(
     Raises:
         ValueError: Shapes do not fit, a value is not finite, or a setting is out of range.
     """
+    checked = _check_points(
+        static_acceptance, static_quality, method_acceptance, method_quality, method_dims=1
+    )
+    return _measure(*checked, num_resamples=num_resamples, level=level, seed=seed)
+
+
+def front_distance_over_seeds(
+    static_acceptance: ArrayLike,
+    static_quality: ArrayLike,
+    method_acceptance: ArrayLike,
+    method_quality: ArrayLike,
+    *,
+    num_resamples: int = 2000,
+    level: float = 0.95,
+    seed: int,
+) -> FrontDistance:
+    """Measure how far a method lies above the static front on average over its seeds.
+
+    The method is the mean over seeds, for instance over heads that were trained with one lambda. A
+    resample draws seeds and prompts, the prompts once for all heads and static points (see
+    `bootstrap.hierarchical_resamples`); the interval is about the method with another seed and
+    other prompts, not about these heads.
+
+    Args:
+        static_acceptance: As in `front_distance`, shape [W, P].
+        static_quality: Same shape.
+        method_acceptance: Per seed and prompt the objective's A, shape [S, P].
+        method_quality: Per seed and prompt the task's score, same shape.
+        num_resamples: Bootstrap resamples.
+        level: Coverage aimed at by intervals and bounds, in (0, 1).
+        seed: Seed of the resampling; the same seed gives the same intervals.
+
+    Raises:
+        ValueError: Shapes do not fit, a value is not finite, or a setting is out of range.
+    """
+    checked = _check_points(
+        static_acceptance, static_quality, method_acceptance, method_quality, method_dims=2
+    )
+    return _measure(*checked, num_resamples=num_resamples, level=level, seed=seed)
+
+
+def _check_points(
+    static_acceptance: ArrayLike,
+    static_quality: ArrayLike,
+    method_acceptance: ArrayLike,
+    method_quality: ArrayLike,
+    method_dims: int,
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return static points [W, P] and the method's [S, P]; ValueError for what does not fit."""
     static_x = finite_array("static_acceptance", static_acceptance, num_dims=2)
     static_y = finite_array("static_quality", static_quality, num_dims=2)
-    method_x = finite_array("method_acceptance", method_acceptance, num_dims=1)
-    method_y = finite_array("method_quality", method_quality, num_dims=1)
+    method_x = finite_array("method_acceptance", method_acceptance, num_dims=method_dims)
+    method_y = finite_array("method_quality", method_quality, num_dims=method_dims)
     check_same_shapes(static_acceptance=static_x, static_quality=static_y)
     check_same_shapes(method_acceptance=method_x, method_quality=method_y)
-    if static_x.shape[1] != len(method_x):
+    if static_x.shape[1] != method_x.shape[-1]:
         message = (
             "static_acceptance and method_acceptance must share their prompts (last axis), "
             f"got shapes {static_x.shape} and {method_x.shape}"
         )
         raise ValueError(message)
+    return static_x, static_y, np.atleast_2d(method_x), np.atleast_2d(method_y)
 
-    num_static, num_prompts = static_x.shape
-    rows = np.vstack([static_x, method_x, static_y, method_y])  # [2 * (W + 1), P]
 
-    def distances(counts: FloatArray) -> FloatArray:
-        """Return the four distances for each row of `counts`, shape [R, P] -> [R, 4]."""
-        means = counts @ rows.T / num_prompts
-        xs, ys = np.split(means, 2, axis=1)
-        return np.array(
-            [
-                _distances(x[:num_static], y[:num_static], x[num_static], y[num_static])
-                for x, y in zip(xs, ys, strict=True)
-            ]
+def _measure(
+    static_x: FloatArray,
+    static_y: FloatArray,
+    method_x: FloatArray,
+    method_y: FloatArray,
+    *,
+    num_resamples: int,
+    level: float,
+    seed: int,
+) -> FrontDistance:
+    num_seeds, num_prompts = method_x.shape
+
+    def distances(seed_counts: FloatArray, prompt_counts: FloatArray) -> FloatArray:
+        """Return the numbers of `_distances` for each row of the counts, shape [R, 6]."""
+        xs, ys = (prompt_counts @ static.T / num_prompts for static in (static_x, static_y))
+        own_xs, own_ys = (
+            crossed_mean(values, seed_counts, prompt_counts) for values in (method_x, method_y)
         )
+        return np.array([_distances(*means) for means in zip(xs, ys, own_xs, own_ys, strict=True)])
 
-    intervals = bootstrap_statistics(distances, num_prompts, num_resamples, level, seed)
-    return FrontDistance(*intervals)
+    estimates, resampled = hierarchical_resamples(
+        distances, num_seeds, num_prompts, num_resamples, seed
+    )
+    above_hull, gain_hull, above_curve, gain_curve = percentile_intervals(
+        estimates[:4], resampled[:, :4], level
+    )
+    return FrontDistance(
+        quality_above_hull=above_hull,
+        acceptance_above_hull=gain_hull,
+        quality_above_curve=above_curve,
+        acceptance_above_curve=gain_curve,
+        acceptance_above_hull_bound=_lower_bound(estimates[4], resampled[:, 4], gain_hull),
+        acceptance_above_curve_bound=_lower_bound(estimates[5], resampled[:, 5], gain_curve),
+    )
 
 
 def _distances(
     static_x: FloatArray, static_y: FloatArray, method_x: float, method_y: float
 ) -> list[float]:
-    """Return the four distances in the order of `FrontDistance`."""
-    return [
+    """Return four distances in the order of `FrontDistance`, then the least gains in acceptance."""
+    fronts = concave_hull(static_x, static_y), interpolated_curve(static_x, static_y)
+    distances = [
         distance
-        for front in (concave_hull(static_x, static_y), interpolated_curve(static_x, static_y))
+        for front in fronts
         for distance in (
             method_y - quality_at(front, method_x),
             method_x - acceptance_at(front, method_y),
         )
     ]
+    return distances + [method_x - _acceptance_at_most(front, method_y) for front in fronts]
+
+
+def _acceptance_at_most(front: Front, quality: float) -> float:
+    """Return `acceptance_at`, or where it has no value the most that it can be.
+
+    That is the acceptance of the front's best point for a quality above it, and infinity for one
+    below the front's end.
+    """
+    if quality < front.quality[-1] - ROUNDING:
+        return np.inf
+    return acceptance_at(front, min(quality, float(front.quality.max())))
+
+
+def _lower_bound(estimate: float, resampled: FloatArray, gain: Interval) -> LowerBound:
+    """Return the bound from least gains (minus infinity where unknown) and the gain's interval."""
+    num_resamples = len(resampled)
+    num_below = int(np.isneginf(resampled).sum())
+    low = float(np.quantile(resampled, 1 - gain.level, method="lower"))
+    return LowerBound(
+        estimate=float(estimate) if np.isfinite(estimate) else np.nan,
+        low=low if np.isfinite(low) else np.nan,
+        level=gain.level,
+        above_front_frac=(gain.num_undefined_resamples - num_below) / num_resamples,
+        below_front_frac=num_below / num_resamples,
+        num_resamples=num_resamples,
+    )
 
 
 def _best_at_each_acceptance(acceptance: ArrayLike, quality: ArrayLike) -> Front:
