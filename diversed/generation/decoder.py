@@ -78,7 +78,7 @@ class SpeculativeDecoder:
         pair: ModelPair,
         verifier: Verifier | AutoregressiveVerifier,
         settings: DecodeSettings | None = None,
-        stop_strings: Sequence[str] = (),
+        stop_strings: str | Sequence[str] = (),
     ) -> None:
         """Set up decoding.
 
@@ -87,18 +87,19 @@ class SpeculativeDecoder:
             verifier: The rule.
             settings: Lengths, sampling and seed; end ids are taken from the pair if it has none.
                 Default: up to `DEFAULT_NEW_TOKENS` tokens, sampled at temperature 1.
-            stop_strings: Strings that end a completion.
+            stop_strings: Strings that end a completion; a single one may stand for itself.
 
         Raises:
             ValueError: A stop string is empty.
         """
+        stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
         if "" in stop_strings:
             raise ValueError("stop_strings holds an empty string: it would end every completion")
         settings = settings or DecodeSettings(max_new_tokens=DEFAULT_NEW_TOKENS)
         self.pair = pair
         self.verifier = verifier
         self.settings = replace(settings, eos_ids=settings.eos_ids or pair.eos_ids)
-        self.stop_strings = tuple(stop_strings)
+        self.stop_strings = stop_strings
 
     def generate(
         self,

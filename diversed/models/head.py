@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from diversed.core.checks import check_shape
@@ -13,8 +13,67 @@ from diversed.core.probs import NUM_FEATURES
 
 HEAD_KINDS = ("linear", "mlp")
 
+_CARD = """---
+{{ card_data }}
+---
 
-class EnsembleHead(nn.Module, PyTorchModelHubMixin, library_name="diversed"):
+# Verification head for {{ target.name }} and {{ draft.name }}
+
+A head of [DIVERSED](https://arxiv.org/abs/2604.07622) for relaxed speculative decoding. While the
+target reads what the draft proposed, the head reads the last hidden states of both and says, token
+by token, how far to trust which: a drafted token is verified against w p + (1 - w) q, with p the
+target's distribution, q the draft's and w the head's output. The output is *not* the target's own
+law; how far quality and speed move was decided by the reward and the weight it was trained with.
+
+Kind `{{ kind }}`, {{ num_parameters }} parameters, fp32. It fits this pair and no other:
+
+| role | model | revision | hidden size |
+| --- | --- | --- | --- |
+| target | {{ target.name }} | {{ target.revision or "not from the hub" }} | {{ target_size }} |
+| draft | {{ draft.name }} | {{ draft.revision or "not from the hub" }} | {{ draft_size }} |
+
+## Use
+
+With the package `diversed`:
+
+```python
+from diversed import SpeculativeDecoder
+from diversed.generation import checkpoint_verifier
+from diversed.models.loading import ModelSource, load_pair
+
+pair = load_pair(ModelSource("{{ target.name }}"), ModelSource("{{ draft.name }}"))
+decoder = SpeculativeDecoder(pair, checkpoint_verifier(pair, "{{ repo_id }}"))
+print(decoder.generate(["Once upon a time"]).texts[0])
+```
+
+In a `generate` of transformers, with both models loaded as `target` and `draft`:
+
+```python
+from functools import partial
+
+from diversed import diversed_generate
+from diversed.generation import head_verifier
+from diversed.models.head import EnsembleHead
+
+verifier = head_verifier(EnsembleHead.from_pretrained("{{ repo_id }}"))
+generate = partial(diversed_generate, draft=draft, verifier=verifier)
+output = target.generate(**inputs, custom_generate=generate, do_sample=True, top_k=0)
+```
+
+Only the first way checks that the models are the head's own. `head_verifier` and
+`checkpoint_verifier` take a `dial` that is added to the logit of w: above 0 towards the target's
+quality, below 0 towards the draft's speed.
+"""
+_UNKNOWN_ID = "<id of this repository>"
+
+
+class EnsembleHead(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="diversed",
+    tags=["speculative-decoding"],
+    model_card_template=_CARD,
+):
     """A small network that reads both models' last hidden states and says how far to trust which.
 
     Inputs are standardised with the mean and spread of the first batch it is trained on; the output
@@ -55,6 +114,7 @@ class EnsembleHead(nn.Module, PyTorchModelHubMixin, library_name="diversed"):
             ValueError: A value is out of range.
         """
         super().__init__()
+        self.kind = kind
         if kind not in HEAD_KINDS:
             raise ValueError(f"head.kind={kind!r}: must be one of {', '.join(HEAD_KINDS)}")
         if not 0 < initial_weight < 1:
@@ -121,3 +181,40 @@ class EnsembleHead(nn.Module, PyTorchModelHubMixin, library_name="diversed"):
                 raise ValueError("this head reads features of the distributions, but got none")
             parts.append(features.float())
         return torch.cat(parts, dim=-1)
+
+    def generate_model_card(self, *args: Any, **details: Any) -> ModelCard:
+        """Return the card of a hub repository: what the head is, its pair, how to use it.
+
+        Args:
+            args: As in `PyTorchModelHubMixin`.
+            details: Values for the card's text, such as `repo_id`.
+        """
+        unknown = {"name": "an unnamed model", "revision": None}
+        roles = {role: unknown | dict(self.pair.get(role, {})) for role in ("target", "draft")}
+        own = {
+            **roles,
+            "kind": self.kind,
+            "num_parameters": sum(parameter.numel() for parameter in self.parameters()),
+            "target_size": self.target_size,
+            "draft_size": self.draft_size,
+            "repo_id": _UNKNOWN_ID,
+        }
+        card = super().generate_model_card(*args, **(own | details))
+        on_hub = [role["name"] for role in roles.values() if role["revision"] is not None]
+        if on_hub:
+            card.data["base_model"] = on_hub
+        return card
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the head as one commit, with a card that names `repo_id`.
+
+        Args:
+            repo_id: Owner and name of the repository, which is made if there is none.
+            options: As in `PyTorchModelHubMixin.push_to_hub`.
+
+        Returns:
+            Address of the commit.
+        """
+        details = {"repo_id": repo_id} if "/" in repo_id else {}
+        details |= options.pop("model_card_kwargs", None) or {}
+        return super().push_to_hub(repo_id, model_card_kwargs=details, **options)

@@ -1,5 +1,6 @@
 """Heads on disk: found where users point to, and refused for another pair."""
 
+import shutil
 from copy import deepcopy
 from dataclasses import replace
 
@@ -7,11 +8,13 @@ import httpx
 import huggingface_hub.hub_mixin
 import pytest
 import torch
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import RemoteEntryNotFoundError
+from safetensors.torch import load_file, save_file
 
 from diversed.models import checkpoint
 from diversed.models.checkpoint import check_head_pair, load_head, new_head
-from diversed.models.loading import LoadingError, load_tiny_pair
+from diversed.models.hub import HubCopy
+from diversed.models.loading import TINY_FOLDER, LoadingError, load_tiny_pair
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +88,45 @@ def test_missing_head_is_one_clear_error(pair, name):
         load_head(name, pair)
 
 
-def test_unknown_name_on_a_reachable_hub_is_one_clear_error(pair, monkeypatch):
+def test_repository_without_a_head_on_a_reachable_hub_is_one_clear_error(pair, monkeypatch):
     """It used to end in a TypeError: the hub's mixin goes on without a config."""
 
     def not_found(*_, **__):
         response = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
-        raise RepositoryNotFoundError("not found", response=response)
+        raise RemoteEntryNotFoundError("no config.json\nthere", response=response)
 
+    monkeypatch.setattr(checkpoint, "find_on_hub", lambda *_: HubCopy("c0ffee", False))
     for module in (huggingface_hub.hub_mixin, checkpoint):
         monkeypatch.setattr(module, "hf_hub_download", not_found)
-    with pytest.raises(LoadingError, match=r"verifier\.checkpoint=nowhere/none: no such folder"):
-        load_head("nowhere/none", pair)
+    message = (
+        r"verifier\.checkpoint=some/model: no such folder, and no such head.*no config\.json\)$"
+    )
+    with pytest.raises(LoadingError, match=message):
+        load_head("some/model", pair)
+
+
+@pytest.mark.parametrize("damage", ["model", "config", "weights"])
+def test_folder_that_holds_something_else_is_one_clear_error(pair, tmp_path, damage):
+    """A model's folder used to end in a TypeError, damaged weights in an error of safetensors."""
+    new_head(pair).save_pretrained(tmp_path)
+    if damage == "model":
+        shutil.copy(TINY_FOLDER / "draft" / "config.json", tmp_path)
+    elif damage == "config":
+        new_head(other_pair(pair, "draft", hidden_size=7)).save_pretrained(tmp_path / "other")
+        shutil.copy(tmp_path / "other" / "config.json", tmp_path)
+    else:
+        (tmp_path / "model.safetensors").write_bytes(b"junk")
+    with pytest.raises(
+        LoadingError, match=rf"verifier\.checkpoint={tmp_path}: holds no head \(.+\)"
+    ):
+        load_head(str(tmp_path), pair)
+
+
+def test_head_file_without_one_of_its_weights_is_refused(pair, tmp_path):
+    """It was loaded, with the missing weight at its initial value."""
+    new_head(pair).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["layers.0.weight"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(LoadingError, match=r"verifier\.checkpoint=.*layers\.0\.weight"):
+        load_head(str(tmp_path), pair)
