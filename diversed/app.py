@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,20 @@ from diversed.config import InputError, Interrupted, discard_job_folder, input_e
 from diversed.core.loop import DecodeSettings
 from diversed.core.probs import Sampling
 from diversed.core.verifiers import DiversedVerifier, StaticVerifier
-from diversed.evaluation.runner import evaluate_task
+from diversed.evaluation.runner import corpus_metrics, evaluate_task
 from diversed.evaluation.summary import summarise
 from diversed.generation import SpeculativeDecoder, head_verifier
 from diversed.models.checkpoint import load_head, new_head
 from diversed.models.head import EnsembleHead
 from diversed.models.loading import ModelPair, ModelSource, load_pair
 from diversed.objective.acceptance import ObjectiveSettings
+from diversed.prompting import fit_prompt
+from diversed.records.folders import differing_keys
 from diversed.records.manifest import build_manifest
 from diversed.records.store import (
     MANIFEST_FILE,
     RecordsError,
+    check_records_format,
     read_manifest,
     read_records,
     write_manifest,
@@ -51,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT_FILE = "checkpoint.ckpt"
 HEAD_FOLDER = "head"
+NUM_VALIDATION_PROMPTS = 192
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def train(cfg: DictConfig, folder: Path) -> dict[str, float]:
         num_rollouts = cfg.objective.num_rollouts
         trainer = None
         if not checkpoint.is_file() or read_checkpoint_step(checkpoint) < num_rollouts:
-            trainer = _trainer(cfg, run_folder, run["run_name"], keeper)
+            trainer = _trainer(cfg, run_folder, run, keeper)
     if run_folder.resolve() != folder.resolve():
         discard_job_folder(folder)
         logger.info("resuming %s", run_folder)
@@ -173,6 +177,7 @@ def _set_up(cfg: DictConfig) -> _Setup:
     if type(cfg.seed) is not int:
         raise InputError(f"seed={cfg.seed}: must be an integer")
     check_split(cfg.evaluation.split)
+    check_records_format(cfg.evaluation.records_format)
     for name in ("num_prompts", "samples_per_prompt", "batch_size"):
         number = cfg.evaluation[name]
         if number is not None and number < 1:
@@ -190,6 +195,12 @@ def _set_up(cfg: DictConfig) -> _Setup:
         verifier = head_verifier(_new_head(cfg, pair), cfg.verifier.dial, cfg.verifier.bonus)
     else:
         verifier = make_verifier(pair=pair) if callable(make_verifier) else make_verifier
+    task.settle(
+        has_chat_template=pair.tokenizer.chat_template is not None,
+        context_length=pair.context_length,
+        is_training=_trains_head(cfg) or _head_saw_part_of_file(cfg, task),
+    )
+    settings = _within_context(cfg, settings, pair.context_length)
     decoder = SpeculativeDecoder(pair, verifier, settings, task.stop_strings)
     number = cfg.evaluation.num_prompts
     examples = _examples(task, cfg.evaluation.split, number, "evaluation.num_prompts")
@@ -219,6 +230,35 @@ def _decode_settings(cfg: DictConfig, task: Task) -> DecodeSettings:
         sampling=Sampling(decoding.temperature, decoding.top_k, decoding.top_p),
         seed=cfg.seed,
     )
+
+
+def _within_context(cfg: DictConfig, settings: DecodeSettings, context: int) -> DecodeSettings:
+    """Leave half of the context to the prompt where the user set no length."""
+    if cfg.decoding.max_new_tokens is not None or settings.max_new_tokens <= context // 2:
+        return settings
+    logger.warning(
+        "completions get %d tokens, not the task's %d: the models' context is %d",
+        context // 2,
+        settings.max_new_tokens,
+        context,
+    )
+    return replace(settings, max_new_tokens=context // 2)
+
+
+def _head_saw_part_of_file(cfg: DictConfig, task: Task) -> bool:
+    """Return whether the head was trained on a part of the file that it is now evaluated on."""
+    data = (_run_manifest(cfg.verifier.get("checkpoint")) or {}).get("data", {})
+    own = task.provenance()
+    shared = set(data.get("sha256", {}).values()) & set(own.get("sha256", {}).values())
+    if not (data.get("split_file") and shared):
+        return False
+    if own["seed"] != data["seed"]:
+        raise InputError(
+            f"data.seed={own['seed']}: the head was trained on the part of {data['path']} that "
+            f"data.seed={data['seed']} draws; only with that seed is the test part unseen"
+        )
+    logger.info("testing on the part of %s that the head was not trained on", data["path"])
+    return True
 
 
 def _objective(cfg: DictConfig) -> ObjectiveSettings:
@@ -256,14 +296,10 @@ def _training(
     if not isinstance(head, EnsembleHead):
         raise InputError("verifier: there is no ensemble head to train")
     settings = cfg.objective
-    validation = _examples(
-        setup.task,
-        "validation",
-        settings.num_validation_prompts,
-        "objective.num_validation_prompts",
-    )
-    for example in (*setup.task.examples("train"), *validation):
-        setup.decoder.encode_prompt(setup.task.prompt(example))  # too long: says so before training
+    number = settings.num_validation_prompts
+    if number is None:
+        number = min(NUM_VALIDATION_PROMPTS, len(setup.task.examples("validation")))
+    validation = _examples(setup.task, "validation", number, "objective.num_validation_prompts")
     module = DiversedModule(
         head,
         setup.decoder,
@@ -286,6 +322,9 @@ def _training(
         seed=cfg.seed,
         start=lambda: module.rollout_step,
     )
+    for batch in (*data.batches, validation):
+        for example in batch:
+            fit_prompt(setup.decoder, setup.task, example)  # too long: says so before training
     keeper = HeadKeeper(
         run_folder / CHECKPOINT_FILE,
         validation,
@@ -297,7 +336,7 @@ def _training(
     return module, data, keeper
 
 
-def _trainer(cfg: DictConfig, run_folder: Path, run_name: str, keeper: HeadKeeper) -> Trainer:
+def _trainer(cfg: DictConfig, run_folder: Path, run: dict[str, Any], keeper: HeadKeeper) -> Trainer:
     callbacks: list[Any] = [keeper]
     if cfg.trainer.enable_progress_bar:
         callbacks.append(RichProgressBar())
@@ -307,7 +346,7 @@ def _trainer(cfg: DictConfig, run_folder: Path, run_name: str, keeper: HeadKeepe
         run_logger = make_logger(save_dir=str(run_folder))
     trainer: Trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=run_logger)
     if run_logger:
-        run_logger.log_hyperparams(_resolved(cfg) | {"run_name": run_name})
+        run_logger.log_hyperparams(_resolved(cfg) | {"run": run})
     return trainer
 
 
@@ -352,16 +391,19 @@ def _evaluate(
     _write_manifest(cfg, folder, setup, run, status="running")
     if settings.writes_trace:
         write_trace(folder, evaluation.trace)
-    write_records(folder, evaluation.rows)
-    numbers = _summary_numbers(read_records(folder))
+    write_records(folder, evaluation.rows, settings.records_format)
+    metrics = corpus_metrics(setup.task, setup.examples, evaluation.rows)
+    numbers = _summary_numbers(read_records(folder)) | metrics
     _write_manifest(
         cfg, folder, setup, run, status="finished", results={**(results or {}), **numbers}
     )
-    shown = ("quality", "expected_acceptance", "acceptance_rate", "block_efficiency")
+    shown = ("quality", "expected_acceptance", "acceptance_rate", "block_efficiency", *metrics)
     text = ", ".join(f"{name} {numbers[name]:.3f}" for name in shown if name in numbers)
     logger.info("%s: %s", run["run_name"], text)
     if numbers["num_errors"]:
-        logger.warning("%d prompts failed; see the column `error`", numbers["num_errors"])
+        logger.warning("%d rows failed; see the column `error`", numbers["num_errors"])
+    if numbers["num_cut_prompts"]:
+        logger.warning("%d prompts were cut to fit the context", numbers["num_cut_prompts"])
     logger.info("records in %s", folder)
     return numbers
 
@@ -421,13 +463,19 @@ def _run_columns(cfg: DictConfig, setup: _Setup, head_weight: float | None) -> d
 
 def _head_weight(checkpoint: str | None) -> float | None:
     """Return the lambda that a run's head was trained with, where its manifest is at hand."""
+    manifest = _run_manifest(checkpoint)
+    weight: float | None = None if manifest is None else manifest["run"]["acceptance_weight"]
+    return weight
+
+
+def _run_manifest(checkpoint: str | None) -> dict[str, Any] | None:
+    """Return the manifest of the run that a head comes from, where it is at hand."""
     if checkpoint is None:
         return None
     folder = Path(checkpoint).expanduser()
     for candidate in (folder, folder.parent):
         if (candidate / MANIFEST_FILE).is_file():
-            weight: float | None = read_manifest(candidate)["run"]["acceptance_weight"]
-            return weight
+            return read_manifest(candidate)
     return None
 
 
@@ -457,6 +505,7 @@ def _write_manifest(
         device=setup.pair.device,
         status=status,
         results=results,
+        data=setup.task.provenance(),
     )
     write_manifest(folder, manifest)
 
@@ -474,7 +523,7 @@ def _resume_folder(cfg: DictConfig, folder: Path) -> Path:
             except RecordsError as error:
                 logger.warning("resume=auto: passed over %s", error)
                 continue
-            if manifest["status"] != "finished" and not _differing(wanted, manifest["config"]):
+            if manifest["status"] != "finished" and not differing_keys(wanted, manifest["config"]):
                 return candidate
         logger.info("resume=auto: no unfinished run of this config in %s", folder.parent)
         return folder
@@ -482,25 +531,13 @@ def _resume_folder(cfg: DictConfig, folder: Path) -> Path:
     if not (old / MANIFEST_FILE).is_file():
         raise InputError(f"resume={cfg.resume}: no run there; give auto or the folder of a run")
     manifest = read_manifest(old)
-    differing = _differing(wanted, manifest["config"])
+    differing = differing_keys(wanted, manifest["config"])
     if differing:
         raise InputError(
             f"resume={cfg.resume}: that run has another config ({', '.join(differing)}); repeat "
             "its command and add resume=..."
         )
     return old
-
-
-def _differing(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return the dotted keys in which two configs differ, `resume` apart."""
-    keys = []
-    for key in sorted((wanted.keys() | found.keys()) - {"resume"}):
-        ours, theirs = wanted.get(key), found.get(key)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            keys += [f"{key}.{inner}" for inner in _differing(ours, theirs)]
-        elif ours != theirs:
-            keys.append(key)
-    return keys
 
 
 def _command() -> str:

@@ -24,9 +24,22 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
+from diversed.records.folders import (
+    BROKEN,
+    ERROR_FILE,
+    FINISHED,
+    LOCK_FILE,
+    FolderState,
+    claimed,
+    differing_keys,
+    mark_failed,
+    read_state,
+)
+
+logger = logging.getLogger(__name__)
+
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
-ERROR_FILE = "error.txt"
 
 _WANTS_TRACE = os.environ.get("HYDRA_FULL_ERROR") == "1"
 _failed_points: list[str] = []
@@ -40,7 +53,7 @@ class DecodingConfig:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    max_new_tokens: int | None = None  # null: what the task asks for
+    max_new_tokens: int | None = None  # null: what the task asks for, at most half of the context
 
 
 @dataclass
@@ -60,7 +73,7 @@ class ObjectiveConfig:
     grad_clip: float = 5.0
     validate_every: int = 10
     save_every: int = 5
-    num_validation_prompts: int = 192
+    num_validation_prompts: int | None = None  # null: 192, or the whole split if it is smaller
 
 
 @dataclass
@@ -68,10 +81,11 @@ class EvaluationConfig:
     """Group `evaluation`; see `evaluation.runner.evaluate_task`."""
 
     split: str = "test"
-    num_prompts: int | None = 400  # null: the whole split
+    num_prompts: int | None = None  # null: the whole split
     samples_per_prompt: int = 1
     batch_size: int = 64
     writes_trace: bool = True
+    records_format: str = "jsonl"  # or parquet
 
 
 def register_schemas() -> None:
@@ -84,6 +98,10 @@ def register_schemas() -> None:
 
 class InputError(Exception):
     """Something the user gave cannot be used; the message is one line that says what would do."""
+
+
+class FolderTaken(InputError):
+    """A point's folder holds a run of another config, which stays as it is."""
 
 
 class Interrupted(Exception):
@@ -134,12 +152,13 @@ def run_job(job: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
 
     Bad input leaves nothing behind in a single run. In a multirun the point keeps its folder with
     the error in it (`error.txt`), the other points go on, and `run_script` fails at the end. The
-    interrupted job is the last.
+    interrupted job is the last. A point whose folder holds the finished run of its config is not
+    run again, and training goes on where it stopped.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
     is_single = HydraConfig.get().mode == RunMode.RUN
     try:
-        return job(cfg, folder)
+        return job(cfg, folder) if is_single else _run_point(job, cfg, folder)
     except Interrupted as stop:
         _fail(str(stop), EXIT_INTERRUPTED)
     except KeyboardInterrupt:
@@ -147,22 +166,66 @@ def run_job(job: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
         _fail("stopped; run the command again (train.py: with resume=auto)", EXIT_INTERRUPTED)
     except InputError as error:
         if is_single:
-            logging.shutdown()
+            _close_log_files()
             discard_job_folder(folder)
-        else:
-            (folder / ERROR_FILE).write_text(f"{error}\n")
+        elif not isinstance(error, FolderTaken):
+            mark_failed(folder, str(error))
         if _WANTS_TRACE:
             raise
         if is_single:
             _fail(str(error), EXIT_BAD_INPUT)
         _failed_points.append(str(error))  # raised here, Hydra would add lines of its own
         return None
+    except Exception as error:
+        if not is_single:
+            mark_failed(folder, f"{type(error).__name__}: {_one_line(error)}")
+        raise
+
+
+def _run_point(job: Callable[[DictConfig, Path], Any], cfg: DictConfig, folder: Path) -> Any:
+    """Run one point of a multirun unless its folder holds it already.
+
+    Raises:
+        FolderTaken: The folder holds a run of another config.
+    """
+    with claimed(folder):
+        state = read_state(folder)
+        taken = held_by_another(state, cfg)
+        if taken is not None:
+            raise FolderTaken(f"{folder}: {taken}; choose another with hydra.sweep.dir=...")
+        if state.manifest is not None and state.status == FINISHED:
+            logger.info("already finished: %s", folder)
+            return state.manifest["results"]
+        (folder / ERROR_FILE).unlink(missing_ok=True)
+        if state.manifest is not None and "resume" in cfg:
+            cfg.resume = str(folder)
+        return job(cfg, folder)
+
+
+def held_by_another(state: FolderState, cfg: DictConfig) -> str | None:
+    """Return what keeps a config's run out of a folder; None where nothing does."""
+    if state.status == BROKEN:
+        return f"what the folder holds cannot be read: {state.error}"
+    if state.manifest is None:
+        return None
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    differing = differing_keys(config, state.manifest["config"])
+    return (
+        f"the folder holds a run of another config ({', '.join(differing)})" if differing else None
+    )
+
+
+def _close_log_files() -> None:
+    """Close Hydra's log files; `logging.shutdown` would close what other libraries log to."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.close()
 
 
 def discard_job_folder(folder: Path) -> None:
     """Remove a job's folder unless something else than Hydra's own files is in it."""
     if folder.is_dir() and all(
-        path.name == ".hydra" or path.suffix == ".log" for path in folder.iterdir()
+        path.name in (".hydra", LOCK_FILE) or path.suffix == ".log" for path in folder.iterdir()
     ):
         shutil.rmtree(folder, ignore_errors=True)
 

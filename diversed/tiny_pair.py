@@ -128,10 +128,13 @@ def style_distance(first: Style, second: Style) -> float:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the word- and digit-level tokenizer; decoding restores the text exactly."""
+    """Return the word- and digit-level tokenizer; decoding restores the text of the problems.
+
+    Any other word becomes the padding token, so that texts of other tasks can be encoded at all.
+    """
     tokens = [*SPECIAL_TOKENS, *vocabulary()]
     ids = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=None))
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -1,5 +1,7 @@
 """Argument checks of the core; each names the argument and what it held."""
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,15 @@ def check_probs(name: str, probs: Tensor, tolerance: float = 1e-4) -> None:
         raise ValueError(f"{name} does not sum to 1: sums reach {float(total.max())}")
 
 
+def check_number(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a number; True and False are none."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number:
+        raise ValueError(f"{name}={value!r}: must be a number")
+
+
 def check_unit_interval(name: str, value: float) -> None:
     """Raise ValueError unless 0 <= value <= 1 (NaN fails)."""
+    check_number(name, value)
     if not 0.0 <= value <= 1.0:
         raise ValueError(f"{name}={value}: must lie in [0, 1]")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from diversed.core.checks import check_unit_interval
+from diversed.core.checks import check_number, check_unit_interval
 from diversed.core.kernel import (
     LawVerifier,
     MixtureVerifier,
@@ -117,8 +117,9 @@ class DiversedVerifier(MixtureVerifier):
             bonus: As in `StaticVerifier`.
 
         Raises:
-            ValueError: `bonus` is unknown or `dial` is NaN.
+            ValueError: `bonus` is unknown, or `dial` is no number.
         """
+        check_number("verifier.dial", dial)
         if dial != dial:
             raise ValueError(f"verifier.dial={dial}: must be a number")
         super().__init__(bonus, {"dial": dial} if dial else {})
@@ -163,6 +164,7 @@ class LenientVerifier(PointwiseVerifier):
         Raises:
             ValueError: A value is out of range.
         """
+        check_number("verifier.lenience", lenience)
         if not 0 < lenience <= 1:
             raise ValueError(f"verifier.lenience={lenience}: must lie in (0, 1]")
         if residual not in RESIDUALS:
@@ -225,6 +227,7 @@ class CascadeVerifier(LawVerifier):
         """
         if rule not in CASCADE_RULES:
             raise ValueError(f"verifier.rule={rule!r}: must be one of {', '.join(CASCADE_RULES)}")
+        check_number("verifier.alpha", alpha)
         low = 0 if rule in ("chow", "token_v3") else -1
         if not low <= alpha <= 1:
             raise ValueError(f"verifier.alpha={alpha}: rule {rule} takes one in [{low}, 1]")
@@ -236,8 +239,8 @@ class CascadeVerifier(LawVerifier):
         """Return pi, [B, n, V]."""
         if self.rule in _WHOLE_RULES:
             return torch.where(self._keeps(view), view.draft_probs, view.target_probs)
-        kept = view.draft_probs.masked_fill(~self._keeps(view), 0)
-        return kept + view.target_probs * (1 - kept.sum(-1, keepdim=True)).clamp(min=0)
+        left = view.draft_probs.masked_fill(self._keeps(view), 0)  # its sum: 1 - q(S), uncancelled
+        return view.draft_probs - left + view.target_probs * left.sum(-1, keepdim=True)
 
     def passes_greedily(self, view: ModelView, draft_ids: Tensor) -> Tensor:
         """Return whether the draft is kept, or its token is in S."""
@@ -287,6 +290,7 @@ class TypicalVerifier(PointwiseVerifier):
             ValueError: A value is out of range.
         """
         check_unit_interval("verifier.threshold", threshold)
+        check_number("verifier.alpha", alpha)
         if not 0 <= alpha < math.inf:
             raise ValueError(f"verifier.alpha={alpha}: must be finite and >= 0")
         super().__init__(bonus, {"threshold": threshold, "alpha": alpha})
@@ -354,6 +358,7 @@ class FuzzyVerifier(PointwiseVerifier):
             raise ValueError(
                 f"verifier.divergence={divergence!r}: must be one of {', '.join(DIVERGENCES)}"
             )
+        check_number("verifier.threshold", threshold)
         if not threshold >= 0:
             raise ValueError(f"verifier.threshold={threshold}: must be at least 0")
         super().__init__(bonus, {"threshold": threshold, "divergence": divergence})

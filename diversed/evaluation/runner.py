@@ -1,6 +1,7 @@
 """Decode a split of a task: one record per prompt and sample, and the per-token trace.
 
-A prompt that cannot be decoded becomes a row with an `error`; no prompt is left out.
+A prompt that cannot be decoded, or a completion that cannot be scored, becomes a row with an
+`error`; no prompt is left out.
 """
 
 import logging
@@ -16,8 +17,9 @@ from torch import Tensor
 from diversed.core.types import Status, Trace
 from diversed.evaluation.timing import timed
 from diversed.generation import Generation, PromptError, SpeculativeDecoder, row_key
+from diversed.prompting import FittedPrompt, fit_prompt, prompt_text
 from diversed.records.schema import ROW_COLUMNS, TRACE_COLUMNS
-from diversed.tasks.base import Example, Task
+from diversed.tasks.base import Example, Task, score_completions
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class Evaluation:
 class _Request:
     example: Example
     sample: int
-    prompt: str
+    fitted: FittedPrompt
 
 
 def evaluate_task(
@@ -82,37 +84,64 @@ def evaluate_task(
     good: list[_Request] = []
     failed: list[tuple[_Request, PromptError]] = []
     for example in examples:
-        prompt = task.prompt(example)
-        error = _prompt_error(decoder, prompt)
-        for sample in range(samples_per_prompt):
-            request = _Request(example, sample, prompt)
-            if error is None:
-                good.append(request)
-            else:
-                failed.append((request, error))
+        try:
+            fitted = fit_prompt(decoder, task, example)
+        except PromptError as error:
+            unfit = FittedPrompt(task.prompt(example), is_cut=False)
+            failed += [(_Request(example, n, unfit), error) for n in range(samples_per_prompt)]
+        else:
+            good += [_Request(example, n, fitted) for n in range(samples_per_prompt)]
     if not good:
         raise failed[0][1]
     if failed:
         logger.warning("%d of %d prompts cannot be decoded", len(failed), len(failed) + len(good))
-    rows = [_failed_row(task, request, str(error)) for request, error in failed]
+    num_cut = sum(request.fitted.is_cut for request in good) // samples_per_prompt
+    if num_cut:
+        logger.warning(
+            "%d of %d prompts were cut at the end of %s to fit the models' context of %d tokens",
+            num_cut,
+            len(examples),
+            task.long_column,
+            decoder.pair.context_length,
+        )
+    rows = [_failed_row(decoder, task, request, str(error)) for request, error in failed]
     traces = []
     for batch in _batches(good, batch_size):
-        prompts = [request.prompt for request in batch]
+        prompts = [request.fitted.prompt for request in batch]
         keys = [row_key(request.example["id"], request.sample) for request in batch]
         generation, seconds = timed(partial(decoder.generate, prompts, keys), decoder.pair.device)
-        rows += _rows(task, batch, generation, seconds / len(batch))
+        rows += _rows(decoder, task, batch, generation, seconds / len(batch))
         traces.append(_trace_table(decoder, batch, generation.result.trace))
         if progress is not None:
             progress(len(batch))
+    unscored = [row["error"] for row in rows[len(failed) :] if row["error"] is not None]
+    if unscored:
+        logger.warning(
+            "%d of %d completions cannot be scored (%s)", len(unscored), len(good), unscored[0]
+        )
     return Evaluation(rows=rows, trace=pd.concat(traces, ignore_index=True))
 
 
-def _prompt_error(decoder: SpeculativeDecoder, prompt: str) -> PromptError | None:
-    try:
-        decoder.encode_prompt(prompt)
-    except PromptError as error:
-        return error
-    return None
+def corpus_metrics(
+    task: Task, examples: Sequence[Example], rows: Sequence[dict[str, Any]]
+) -> dict[str, float]:
+    """Return the task's metrics of a whole evaluation, over the rows without an error.
+
+    Args:
+        task: The task.
+        examples: What was evaluated.
+        rows: Records of it, as `evaluate_task` returns them.
+
+    Returns:
+        Metrics by name; empty where no row has a score.
+    """
+    by_id = {example["id"]: example for example in examples}
+    scored = [row for row in rows if row["error"] is None]
+    if not scored:
+        return {}
+    return task.corpus_metrics(
+        [row["text"] for row in scored], [by_id[row["prompt_id"]] for row in scored]
+    )
 
 
 def _batches(requests: list[_Request], batch_size: int) -> Iterator[list[_Request]]:
@@ -121,7 +150,11 @@ def _batches(requests: list[_Request], batch_size: int) -> Iterator[list[_Reques
 
 
 def _rows(
-    task: Task, batch: list[_Request], generation: Generation, seconds: float
+    decoder: SpeculativeDecoder,
+    task: Task,
+    batch: list[_Request],
+    generation: Generation,
+    seconds: float,
 ) -> list[dict[str, Any]]:
     result = generation.result
     counts = result.counts
@@ -136,13 +169,15 @@ def _rows(
         "num_draft_calls": counts.draft_calls.tolist(),
         **_means_over_emitted(result.trace, len(batch)),
     }
+    scores = score_completions(task, generation.texts, [request.example for request in batch])
     rows = []
-    for index, request in enumerate(batch):
+    for index, (request, score) in enumerate(zip(batch, scores, strict=True)):
         text = generation.texts[index]
-        row = _empty_row(task, request) | {
+        row = _empty_row(decoder, task, request) | {
             "text": text,
             "answer": task.extract(text),
-            "quality": task.score(text, request.example),
+            "quality": score.value,
+            "error": None if score.error is None else f"scoring failed: {score.error}",
             "end_reason": result.end_reasons[index],
             "is_truncated": result.end_reasons[index] == "length",
             "seconds": seconds,
@@ -151,18 +186,20 @@ def _rows(
     return rows
 
 
-def _empty_row(task: Task, request: _Request) -> dict[str, Any]:
-    reference = request.example.get("answer")
+def _empty_row(decoder: SpeculativeDecoder, task: Task, request: _Request) -> dict[str, Any]:
     return dict.fromkeys(ROW_COLUMNS) | {
         "prompt_id": request.example["id"],
         "sample": request.sample,
-        "prompt": request.prompt,
-        "reference": None if reference is None else str(reference),
+        "prompt": prompt_text(decoder, request.fitted.prompt),
+        "is_prompt_cut": request.fitted.is_cut,
+        "reference": task.reference(request.example),
     }
 
 
-def _failed_row(task: Task, request: _Request, error: str) -> dict[str, Any]:
-    return _empty_row(task, request) | {"error": error}
+def _failed_row(
+    decoder: SpeculativeDecoder, task: Task, request: _Request, error: str
+) -> dict[str, Any]:
+    return _empty_row(decoder, task, request) | {"error": error}
 
 
 def _means_over_emitted(trace: Trace, num_rows: int) -> dict[str, list[float | None]]:

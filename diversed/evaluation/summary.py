@@ -31,8 +31,8 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
 
     Returns:
         The run columns, then `<name>`, `<name>_low`, `<name>_high` (95 % interval over prompts) for
-        quality, expected_acceptance and the rates, and counts of prompts, tokens, errors and
-        answers cut at the cap.
+        quality, expected_acceptance and the rates, and counts of prompts, tokens, errors, answers
+        cut at the cap and prompts cut to fit the context.
     """
     rows = []
     for _, run in records.groupby("run_name", sort=False):
@@ -54,14 +54,18 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
                 above = sums[numerator].to_numpy(float)
                 interval = bootstrap_ratio(above, below, num_resamples=num_resamples, seed=seed)
             row |= _columns(name, interval)
+        seconds = float(good["seconds"].sum())
         row |= {
-            "tokens_per_second": good["num_tokens"].sum() / good["seconds"].sum(),
+            "tokens_per_second": float(good["num_tokens"].sum()) / seconds if seconds else np.nan,
             "mean_num_tokens": good["num_tokens"].mean(),
             "mean_target_weight": good["mean_target_weight"].astype(float).mean(),
             "bias": good["bias"].astype(float).mean(),
             "num_truncated": int(good["is_truncated"].astype(bool).sum()),
             "num_errors": int(run["error"].notna().sum()),
             "num_prompts": int(run["prompt_id"].nunique()),
+            "num_cut_prompts": int(
+                run.loc[run["is_prompt_cut"].astype(bool), "prompt_id"].nunique()
+            ),
         }
         rows.append(row)
     # A setting that no run has would be a column of None.

@@ -34,6 +34,7 @@ def build_manifest(
     device: torch.device,
     status: str,
     results: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a run.
 
@@ -44,6 +45,7 @@ def build_manifest(
         device: Where the models were.
         status: "running", "finished" or "failed".
         results: Summary numbers, once there are any.
+        data: Where the task's rows came from and how they were posed.
 
     Raises:
         ValueError: A run column is missing or unknown.
@@ -56,6 +58,7 @@ def build_manifest(
         "results": dict(results or {}),
         "config": dict(config),
         "pair": dict(pair),
+        "data": dict(data or {}),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "git": git_state(),
         "versions": _versions(),

@@ -5,12 +5,16 @@ A run's own settings stand once, in its manifest, and are joined to every row wh
 
 from collections.abc import Mapping
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+ADDED_ROW_COLUMNS: Mapping[int, Mapping[str, object]] = {2: {"is_prompt_cut": False}}
+"""Schema version -> columns that it added to a row, with their value in older records."""
 
 ROW_COLUMNS: Mapping[str, str] = {
     "prompt_id": "the example's id",
     "sample": "number of the sample of this prompt, from 0",
-    "prompt": "text that was completed",
+    "prompt": "text that was completed; a conversation as its template renders it",
+    "is_prompt_cut": "whether the end of the task's long text is missing, for want of context",
     "text": "completion, without its end token",
     "answer": "what the task extracted from it, or null",
     "reference": "the right answer as the task states it, or null",

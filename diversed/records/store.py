@@ -1,4 +1,4 @@
-"""Write and read a run's folder: manifest.json, records.jsonl, trace.parquet.
+"""Write and read a run's folder: manifest.json, records.jsonl or .parquet, trace.parquet.
 
 Files appear whole or not at all: each is written beside its place, flushed to disk and renamed.
 """
@@ -6,16 +6,24 @@ Files appear whole or not at all: each is written beside its place, flushed to d
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS, SCHEMA_VERSION, TRACE_COLUMNS
+from diversed.records.schema import (
+    ADDED_ROW_COLUMNS,
+    ROW_COLUMNS,
+    RUN_COLUMNS,
+    SCHEMA_VERSION,
+    TRACE_COLUMNS,
+)
 
 MANIFEST_FILE = "manifest.json"
 RECORDS_FILE = "records.jsonl"
+PARQUET_FILE = "records.parquet"
+RECORDS_FORMATS = {"jsonl": RECORDS_FILE, "parquet": PARQUET_FILE}
 TRACE_FILE = "trace.parquet"
 
 
@@ -35,8 +43,18 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a small JSON file; NaN becomes null, other unknown types their text."""
-    text = json.dumps(_without_nan(content), indent=2, default=str, allow_nan=False)
+    text = _json_text(content)
     replace_file(path, lambda partial: partial.write_text(text + "\n"))
+
+
+def as_written(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what comes back of a mapping that `write_json` has written."""
+    read: dict[str, Any] = json.loads(_json_text(content))
+    return read
+
+
+def _json_text(content: Mapping[str, Any]) -> str:
+    return json.dumps(_without_nan(content), indent=2, default=str, allow_nan=False)
 
 
 def _without_nan(value: Any) -> Any:
@@ -52,25 +70,48 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     write_json(folder / MANIFEST_FILE, {"schema_version": SCHEMA_VERSION, **manifest})
 
 
-def write_records(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a run's rows.
+def check_records_format(file_format: str) -> None:
+    """Raise a RecordsError unless records can be written in a format."""
+    if file_format not in RECORDS_FORMATS:
+        raise RecordsError(
+            f"evaluation.records_format={file_format!r}: must be one of "
+            f"{', '.join(RECORDS_FORMATS)}"
+        )
+
+
+def write_records(
+    folder: Path, rows: Iterable[Mapping[str, Any]], file_format: str = "jsonl"
+) -> None:
+    """Write a run's rows; those of an earlier evaluation are replaced, whatever their format.
 
     Args:
         folder: The run's folder.
         rows: One mapping per (prompt, sample) with exactly the columns of the schema.
+        file_format: "jsonl" or "parquet"; `read_records` reads either.
 
     Raises:
-        RecordsError: A row lacks a column or has an unknown one.
+        RecordsError: A row lacks a column or has an unknown one, or the format is unknown.
     """
-    lines = []
+    check_records_format(file_format)
+    rows = list(rows)
     for row in rows:
         if row.keys() != ROW_COLUMNS.keys():
             unknown = sorted(row.keys() - ROW_COLUMNS.keys())
             missing = sorted(ROW_COLUMNS.keys() - row.keys())
             raise RecordsError(f"a record has unknown columns {unknown}, lacks columns {missing}")
-        lines.append(json.dumps(row, allow_nan=False) + "\n")
-    text = "".join(lines)
-    replace_file(folder / RECORDS_FILE, lambda partial: partial.write_text(text))
+    if file_format == "parquet":
+        table = pd.DataFrame(rows, columns=list(ROW_COLUMNS), dtype=object)
+        _replace_records(folder, file_format, lambda partial: table.to_parquet(partial))
+        return
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    _replace_records(folder, file_format, lambda partial: partial.write_text(text))
+
+
+def _replace_records(folder: Path, file_format: str, write: Callable[[Path], object]) -> None:
+    for other in RECORDS_FORMATS.values():
+        if other != RECORDS_FORMATS[file_format]:
+            (folder / other).unlink(missing_ok=True)
+    replace_file(folder / RECORDS_FORMATS[file_format], write)
 
 
 def write_trace(folder: Path, trace: pd.DataFrame) -> None:
@@ -81,14 +122,25 @@ def write_trace(folder: Path, trace: pd.DataFrame) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a run's manifest; RecordsError where there is none or its version is unknown."""
+    """Return a run's manifest, of any schema version up to this code's.
+
+    Raises:
+        RecordsError: There is no manifest, or its version is unknown.
+    """
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise RecordsError(f"{folder} has no {MANIFEST_FILE}: it is not the folder of a run")
-    manifest: dict[str, Any] = json.loads(path.read_text())
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError as error:
+        raise RecordsError(f"{path} is no JSON: {error}") from error
+    if not isinstance(manifest, dict):
+        raise RecordsError(f"{path} holds no mapping")
     version = manifest.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise RecordsError(f"{path} has schema version {version}, this code reads {SCHEMA_VERSION}")
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        raise RecordsError(
+            f"{path} has schema version {version}, this code reads 1 to {SCHEMA_VERSION}"
+        )
     return manifest
 
 
@@ -96,7 +148,8 @@ def read_records(folder: Path) -> pd.DataFrame:
     """Return a run's rows with the run's own columns joined to each.
 
     Args:
-        folder: A run's folder.
+        folder: A run's folder. Records of an older schema version get the columns they lack, with
+            the values of `schema.ADDED_ROW_COLUMNS`.
 
     Returns:
         Columns `RUN_COLUMNS` and `ROW_COLUMNS`.
@@ -104,18 +157,39 @@ def read_records(folder: Path) -> pd.DataFrame:
     Raises:
         RecordsError: There are no records, or they do not follow the schema.
     """
-    run = read_manifest(folder)["run"]
-    path = folder / RECORDS_FILE
-    if not path.is_file():
-        raise RecordsError(f"{folder} has no {RECORDS_FILE}: its evaluation did not finish")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    table = pd.DataFrame(rows, columns=list(ROW_COLUMNS))
-    for row in rows:
-        if row.keys() != ROW_COLUMNS.keys():
-            raise RecordsError(f"{path} does not follow schema version {SCHEMA_VERSION}")
+    manifest = read_manifest(folder)
+    run, version = manifest["run"], manifest["schema_version"]
+    found = [path for name in RECORDS_FORMATS.values() if (path := folder / name).is_file()]
+    if not found:
+        raise RecordsError(
+            f"{folder} has no {RECORDS_FILE}, no {PARQUET_FILE}: its evaluation did not finish"
+        )
+    if len(found) > 1:
+        raise RecordsError(f"{folder} has two files of records, {RECORDS_FILE} and {PARQUET_FILE}")
+    added: dict[str, Any] = {}
+    for number in range(version + 1, SCHEMA_VERSION + 1):
+        added |= ADDED_ROW_COLUMNS[number]
+    table = _table(found[0], ROW_COLUMNS.keys() - added.keys())
+    if table is None:
+        raise RecordsError(f"{found[0]} does not follow schema version {version}")
+    table = table.assign(**added)[list(ROW_COLUMNS)]
     for position, column in enumerate(RUN_COLUMNS):
         table.insert(position, column, run[column])
     return table
+
+
+def _table(path: Path, columns: Set[str]) -> pd.DataFrame | None:
+    """Return a file of records; None where it has other columns."""
+    if path.name == PARQUET_FILE:
+        table = pd.read_parquet(path)
+        return table if set(table.columns) == columns else None
+    try:
+        rows = [dict(json.loads(line)) for line in path.read_text().splitlines()]
+    except (ValueError, TypeError) as error:
+        raise RecordsError(f"{path} is broken: {error}") from error
+    if any(row.keys() != columns for row in rows):
+        return None
+    return pd.DataFrame(rows, columns=[name for name in ROW_COLUMNS if name in columns])
 
 
 def read_trace(folder: Path) -> pd.DataFrame:
@@ -131,9 +205,12 @@ def read_trace(folder: Path) -> pd.DataFrame:
 
 def read_runs(folder: Path) -> pd.DataFrame:
     """Return the records of every run below a folder in one table, in order of their paths."""
-    folders = sorted(path.parent for path in folder.rglob(RECORDS_FILE))
+    folders = sorted(
+        path.parent for name in RECORDS_FORMATS.values() for path in folder.rglob(name)
+    )
     if not folders:
         raise RecordsError(
-            f"{folder}: no {RECORDS_FILE} below it; run `make demo` or eval.py first"
+            f"{folder}: no {RECORDS_FILE} below it, no {PARQUET_FILE}; run `make demo` or eval.py "
+            "first"
         )
     return pd.concat([read_records(run) for run in folders], ignore_index=True)

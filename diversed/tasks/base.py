@@ -3,12 +3,15 @@
 A task knows nothing of models, tokens or decoding; texts go in and numbers come out.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
+
+logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 
@@ -33,6 +36,10 @@ class Score:
 
     value: float | None
     error: str | None = None
+
+
+class TaskDataError(ValueError):
+    """A task's rows cannot be had as asked; the message is one line that says what would do."""
 
 
 class Task(ABC):
@@ -69,15 +76,38 @@ class Task(ABC):
         """Return the answer stated in a completion, or None where there is none."""
         return text.strip() or None
 
+    def reference(self, example: Example) -> str | None:
+        """Return the right answer as records show it, or None where there is none to show."""
+        answer = example.get("answer")
+        return None if answer is None else str(answer)
+
+    def settle(  # noqa: B027 - most tasks leave nothing open
+        self, *, has_chat_template: bool, context_length: int, is_training: bool = False
+    ) -> None:
+        """Fix what was left open in the settings and depends on the models or the job.
+
+        Called once, before the first prompt. A task without such settings has nothing to do.
+
+        Args:
+            has_chat_template: Whether the models' tokenizer takes conversations.
+            context_length: Tokens that the models can attend to.
+            is_training: Whether rows of the training split will be asked for.
+        """
+
     def score_batch(self, texts: Sequence[str], examples: Sequence[Example]) -> list[Score]:
         """Return the reward of each completion; a failure of the scorer is a `Score.error`."""
         return [
-            Score(self.score(text, example)) for text, example in zip(texts, examples, strict=True)
+            self._try_score(text, example) for text, example in zip(texts, examples, strict=True)
         ]
 
-    def corpus_metrics(
-        self, texts: Sequence[str], examples: Sequence[Example]
-    ) -> dict[str, float]:
+    def _try_score(self, text: str, example: Example) -> Score:
+        try:
+            return Score(self.score(text, example))
+        except Exception as error:  # one row must not end a run of hours
+            logger.debug("scoring %s failed", example.get("id"), exc_info=True)
+            return Score(None, _describe(error))
+
+    def corpus_metrics(self, texts: Sequence[str], examples: Sequence[Example]) -> dict[str, float]:
         """Return metrics of a whole evaluation by name; empty where means of scores say all."""
         return {}
 
@@ -90,3 +120,37 @@ def check_split(split: str) -> None:
     """Raise ValueError, naming the known splits, unless `split` is one of them."""
     if split not in SPLITS:
         raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
+
+
+def score_completions(task: Task, texts: Sequence[str], examples: Sequence[Example]) -> list[Score]:
+    """Return `task.score_batch`, with everything that may go wrong in it as a `Score.error`.
+
+    Args:
+        task: Scores the completions.
+        texts: Completions.
+        examples: The example of each.
+
+    Returns:
+        One score each: a value in [0, 1], or an error.
+    """
+    try:
+        scores = task.score_batch(texts, examples)
+    except Exception as error:  # a batch must not end a run of hours
+        logger.debug("scoring a batch failed", exc_info=True)
+        return [Score(None, _describe(error)) for _ in texts]
+    if len(scores) != len(texts):
+        text = f"{type(task).__name__} gave {len(scores)} scores for {len(texts)} completions"
+        return [Score(None, text) for _ in texts]
+    return [_checked(score) for score in scores]
+
+
+def _checked(score: Score) -> Score:
+    if score.error is not None:
+        return Score(None, score.error)
+    if score.value is None or not 0 <= score.value <= 1:  # NaN is not between them either
+        return Score(None, f"the score {score.value} is not in [0, 1]")
+    return Score(float(score.value))
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")

@@ -17,6 +17,7 @@ from diversed.evaluation.runner import evaluate_task
 from diversed.records.store import replace_file
 from diversed.tasks.base import Example
 from diversed.training.module import DiversedModule
+from diversed.training.rollout import ScoringError
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,9 @@ class HeadKeeper(Callback):
             module.decoder, module.task, self._examples, batch_size=self._batch_size
         )
         rows = [row for row in evaluation.rows if row["error"] is None]
+        if not rows:
+            error = evaluation.rows[0]["error"]
+            raise ScoringError(f"none of the validation prompts could be scored ({error})")
         is_sum = module.objective.acceptance_reduction == "sum"
         column = "expected_acceptance_sum" if is_sum else "expected_acceptance"
         quality = sum(row["quality"] for row in rows) / len(rows)

@@ -46,14 +46,19 @@ class PromptBatches(IterableDataset[list[Example]]):
         self._num_rollouts = num_rollouts
         self._seed = seed
         self._start = start
+        self._order: tuple[int, list[int]] = (-1, [])
 
     def batch(self, step: int) -> list[Example]:
         """Return the prompts of one rollout."""
         batches_per_pass = len(self._examples) // self._prompts_per_step
         shuffle, index = divmod(step, batches_per_pass)
-        order = list(range(len(self._examples)))
-        random.Random(f"prompts/{self._seed}/{shuffle}").shuffle(order)
-        chosen = order[index * self._prompts_per_step : (index + 1) * self._prompts_per_step]
+        if self._order[0] != shuffle:
+            order = list(range(len(self._examples)))
+            random.Random(f"prompts/{self._seed}/{shuffle}").shuffle(order)
+            self._order = (shuffle, order)
+        chosen = self._order[1][
+            index * self._prompts_per_step : (index + 1) * self._prompts_per_step
+        ]
         return [self._examples[position] for position in chosen]
 
     def __iter__(self) -> Iterator[list[Example]]:
@@ -66,10 +71,10 @@ class PromptDataModule(LightningDataModule):
     """Training prompts of a task, batched by rollout."""
 
     def __init__(self, task: Task, **options: Any) -> None:
-        """Build the batches from the task's training split; options as in `PromptBatches`."""
+        """Build the `batches` from the task's training split; options as in `PromptBatches`."""
         super().__init__()
-        self._batches = PromptBatches(task.examples("train"), **options)
+        self.batches = PromptBatches(task.examples("train"), **options)
 
     def train_dataloader(self) -> DataLoader[list[Example]]:
         """Return the batches as they are."""
-        return DataLoader(self._batches, batch_size=None)
+        return DataLoader(self.batches, batch_size=None)

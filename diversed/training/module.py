@@ -172,6 +172,8 @@ class DiversedModule(LightningModule):
             "w_above_0.95_frac": float((weight > 0.95).float().mean()),
             "w_entropy": float(entropy.mean()),
             "mean_num_tokens": rollout.row.numel() / rollout.rewards.numel(),
+            "num_score_errors": float(rollout.num_score_errors),
+            "num_cut_prompts": float(rollout.num_cut_prompts),
         }
 
     def _check_finite(self, loss: float, norm: float, batch: list[Example]) -> None:

@@ -1,5 +1,6 @@
 """Prompts -> sampled completions, rewards, and what the head's gradient needs of each token."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,12 +12,22 @@ from diversed.core.verifiers import DiversedVerifier
 from diversed.generation import SpeculativeDecoder, row_key
 from diversed.models.head import EnsembleHead
 from diversed.objective.acceptance import TokenScalars
-from diversed.tasks.base import Example, Task
+from diversed.prompting import fit_prompt
+from diversed.tasks.base import Example, Score, Task, score_completions
+
+logger = logging.getLogger(__name__)
+
+
+class ScoringError(RuntimeError):
+    """No completion could be scored; the message says what failed first."""
 
 
 @dataclass(frozen=True)
 class Rollout:
     """S = P K sampled completions of at most T tokens, E tokens in all.
+
+    P counts the prompts whose K completions were all scored. The others are left out whole: the
+    advantage of a completion compares it with its prompt's other ones.
 
     Attributes:
         scalars: p, q, TV and mask, [S, T].
@@ -28,6 +39,8 @@ class Rollout:
         rewards: R, [S].
         acceptance_rate: Accepted / drafted over the batch.
         token_acceptance_rate: Accepted / judged over the batch.
+        num_score_errors: Completions that could not be scored.
+        num_cut_prompts: Prompts that were cut to fit the models' context.
     """
 
     scalars: TokenScalars
@@ -39,6 +52,8 @@ class Rollout:
     rewards: Tensor
     acceptance_rate: float
     token_acceptance_rate: float
+    num_score_errors: int
+    num_cut_prompts: int
 
     def target_weight(self, head: EnsembleHead) -> Tensor:
         """Return w of a head at every token, [S, T], differentiable; 1 where the mask is False."""
@@ -83,10 +98,15 @@ def sample_rollout(
 
     Returns:
         Completions of a prompt next to each other, on the pair's device.
+
+    Raises:
+        PromptError: A prompt cannot be decoded.
+        ScoringError: No prompt has all of its completions scored.
     """
     settings = replace(decoder.settings, keep_head_inputs=True)
     recording = SpeculativeDecoder(decoder.pair, decoder.verifier, settings, decoder.stop_strings)
-    prompts = [task.prompt(example) for example in examples for _ in range(samples_per_prompt)]
+    fitted = [fit_prompt(recording, task, example) for example in examples]
+    prompts = [fit.prompt for fit in fitted for _ in range(samples_per_prompt)]
     keys = [
         row_key("train", step, example["id"], sample)
         for example in examples
@@ -97,16 +117,20 @@ def sample_rollout(
     if trace.draft_hidden is None or trace.target_hidden is None or trace.features is None:
         raise RuntimeError("the decoder kept no head inputs")
     owners = [example for example in examples for _ in range(samples_per_prompt)]
-    rewards = [
-        task.score(text, example) for text, example in zip(generation.texts, owners, strict=True)
-    ]
+    scores = score_completions(task, generation.texts, owners)
+    is_kept = _is_in_scored_group(scores, samples_per_prompt, step)
+    device = trace.row.device
+    keep = torch.tensor(is_kept, device=device)
+    new_row = keep.cumsum(0) - 1
     emitted = trace.is_emitted
-    row, position = trace.row[emitted], trace.position[emitted]
-    shape = (len(prompts), int(position.max()) + 1)
+    of_kept = keep[trace.row[emitted]]  # [E of all prompts]
+    row, position = new_row[trace.row[emitted][of_kept]], trace.position[emitted][of_kept]
+    shape = (int(keep.sum()), int(position.max()) + 1)
 
     def padded(values: Tensor) -> Tensor:
-        return values.new_zeros(shape).index_put((row, position), values[emitted])
+        return values.new_zeros(shape).index_put((row, position), values[emitted][of_kept])
 
+    rewards = [score.value for score, kept in zip(scores, is_kept, strict=True) if kept]
     return Rollout(
         scalars=TokenScalars(
             target_prob=padded(trace.target_prob),
@@ -116,10 +140,33 @@ def sample_rollout(
         ),
         row=row,
         position=position,
-        draft_hidden=trace.draft_hidden.float(),
-        target_hidden=trace.target_hidden.float(),
-        features=trace.features,
-        rewards=torch.tensor(rewards, dtype=torch.float32, device=row.device),
+        draft_hidden=trace.draft_hidden[of_kept].float(),
+        target_hidden=trace.target_hidden[of_kept].float(),
+        features=trace.features[of_kept],
+        rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
         acceptance_rate=acceptance_rate(generation.result.counts),
         token_acceptance_rate=token_acceptance_rate(generation.result.counts),
+        num_score_errors=sum(score.error is not None for score in scores),
+        num_cut_prompts=sum(fit.is_cut for fit in fitted),
     )
+
+
+def _is_in_scored_group(scores: Sequence[Score], group_size: int, step: int) -> list[bool]:
+    """Return, per completion, whether it and all others of its prompt have a score."""
+    errors = [score.error for score in scores if score.error is not None]
+    groups = [scores[start : start + group_size] for start in range(0, len(scores), group_size)]
+    is_scored = [all(score.error is None for score in group) for group in groups]
+    if not any(is_scored):
+        raise ScoringError(
+            f"rollout {step}: none of the {len(groups)} prompts could be scored ({errors[0]})"
+        )
+    if errors:
+        logger.warning(
+            "rollout %d: %d completions cannot be scored (%s); left out %d of %d prompts",
+            step,
+            len(errors),
+            errors[0],
+            is_scored.count(False),
+            len(groups),
+        )
+    return [scored for scored in is_scored for _ in range(group_size)]

@@ -18,11 +18,12 @@ ROOT = "diversed"
 LAYERS = {
     "core": (0, set()),
     "models": (1, {"transformers", "safetensors", "huggingface_hub"}),
-    "tasks": (1, {"datasets", "evaluate", "rouge_score", "sacrebleu"}),
+    "tasks": (1, {"datasets", "evaluate", "rouge_score", "sacrebleu", "reasoning_gym"}),
     "objective": (1, set()),
     "theory": (1, {"numpy", "scipy"}),
     "records": (1, {"pandas"}),
     "generation": (2, {"transformers", "tqdm"}),
+    "prompting": (2, set()),
     "evaluation": (2, {"numpy", "pandas"}),  # arrays and tables come from theory and records
     "figures": (2, {"matplotlib", "numpy", "pandas"}),
     "report": (2, {"jinja2", "pandas"}),
@@ -30,8 +31,9 @@ LAYERS = {
     "tracking": (3, {"wandb", "lightning"}),
     "config": (4, {"hydra", "omegaconf"}),
     "app": (5, None),  # None: anything but wandb
-    "sweep": (5, None),
     "collect": (5, None),
+    "grid": (5, None),
+    "sweep": (5, None),
     "demo": (5, None),
     "tiny_pair": (5, None),
 }

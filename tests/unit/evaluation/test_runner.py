@@ -6,10 +6,10 @@ import math
 import pytest
 from scipy.stats import norm
 
-from diversed.core import verifiers
+from diversed.core import kernel
 from diversed.core.loop import DecodeSettings
 from diversed.core.verifiers import AutoregressiveVerifier, StaticVerifier
-from diversed.evaluation.runner import evaluate_task
+from diversed.evaluation.runner import corpus_metrics, evaluate_task
 from diversed.generation import PromptError, SpeculativeDecoder
 from diversed.models.loading import load_tiny_pair
 from diversed.records.schema import ROW_COLUMNS, TRACE_COLUMNS
@@ -169,6 +169,100 @@ def test_overlong_prompt_among_good_ones_is_a_row_with_an_error(pair, task, exam
         assert by_sample(evaluation)[key]["text"] == row["text"]
 
 
+class LongTask(ArithmeticTask):
+    """Its questions may lose their end."""
+
+    long_column = "question"
+
+
+def test_overlong_prompt_of_a_long_column_is_cut_and_said_so(pair, task, examples, caplog):
+    chosen = [examples[0], overlong(examples[1])]
+    with caplog.at_level(logging.WARNING):
+        evaluation = evaluate_task(decoder(pair), LongTask(), chosen, samples_per_prompt=2)
+    assert [row["is_prompt_cut"] for row in evaluation.rows] == [False, False, True, True]
+    assert all(row["error"] is None for row in evaluation.rows)
+    whole, cut = chosen[1]["question"], evaluation.rows[2]["prompt"]
+    assert whole.startswith(cut.strip())
+    assert len(pair.tokenizer(cut).input_ids) + 40 <= 256 < len(pair.tokenizer(whole).input_ids)
+    assert "1 of 2 prompts were cut at the end of question to fit" in caplog.text
+
+
+class UnreliableTask(ArithmeticTask):
+    """Its scorer fails on some examples."""
+
+    def __init__(self, failing, score=None):
+        super().__init__(num_test=220)
+        self._failing = failing
+        self._score = score
+
+    def score(self, text, example):
+        if example["id"] not in self._failing:
+            return super().score(text, example)
+        if self._score is None:
+            raise OSError("the sandbox\nis gone")
+        return self._score
+
+    def corpus_metrics(self, texts, examples):
+        assert len(texts) == len(examples)
+        assert not self._failing & {example["id"] for example in examples}
+        return {"length": sum(map(len, texts)) / len(texts)}
+
+
+@pytest.mark.parametrize(
+    ("score", "error"),
+    [
+        (None, "scoring failed: OSError: the sandbox is gone"),
+        (1.5, "scoring failed: the score 1.5 is not in [0, 1]"),
+        (math.nan, "scoring failed: the score nan is not in [0, 1]"),
+    ],
+)
+def test_a_failure_of_the_scorer_is_a_row_with_completion_and_error(
+    pair, task, examples, caplog, score, error
+):
+    unreliable = UnreliableTask({examples[1]["id"]}, score)
+    with caplog.at_level(logging.WARNING):
+        evaluation = evaluate_task(decoder(pair), unreliable, examples[:3], batch_size=2)
+    wanted = evaluate_task(decoder(pair), task, examples[:3], batch_size=2)
+    for row, other in zip(evaluation.rows, wanted.rows, strict=True):
+        changed = {"seconds": row["seconds"]}
+        if row["prompt_id"] == examples[1]["id"]:
+            changed |= {"quality": None, "error": error}
+        assert row == other | changed
+    assert f"1 of 3 completions cannot be scored ({error})" in caplog.text
+
+
+def test_corpus_metrics_see_the_rows_that_have_a_score(pair, examples):
+    unreliable = UnreliableTask({examples[1]["id"]})
+    evaluation = evaluate_task(decoder(pair), unreliable, examples[:3], samples_per_prompt=2)
+    texts = [row["text"] for row in evaluation.rows if row["error"] is None]
+    assert len(texts) == 4
+    metrics = corpus_metrics(unreliable, examples[:3], evaluation.rows)
+    assert metrics == {"length": sum(map(len, texts)) / 4}
+    failed = [row for row in evaluation.rows if row["error"] is not None]
+    assert corpus_metrics(unreliable, examples[:3], failed) == {}
+    assert corpus_metrics(ArithmeticTask(), examples[:3], evaluation.rows) == {}
+
+
+class BrokenTask(ArithmeticTask):
+    """Its batched scorer is of no use."""
+
+    def score_batch(self, texts, examples):
+        if len(texts) == 2:
+            raise ValueError("a pool died")
+        return []
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "error"),
+    [(2, "ValueError: a pool died"), (3, "BrokenTask gave 0 scores for 3 completions")],
+)
+def test_a_failure_of_a_whole_batch_loses_no_completion(pair, examples, batch_size, error):
+    chosen = examples[:batch_size]
+    evaluation = evaluate_task(decoder(pair), BrokenTask(), chosen, batch_size=batch_size)
+    assert {row["error"] for row in evaluation.rows} == {f"scoring failed: {error}"}
+    assert all(row["text"] for row in evaluation.rows)
+
+
 def test_nothing_but_overlong_prompts_is_an_error_that_names_the_key(pair, task, examples):
     with pytest.raises(PromptError, match=r"decoding\.max_new_tokens=40.*context"):
         evaluate_task(decoder(pair), task, [overlong(example) for example in examples[:2]])
@@ -221,8 +315,8 @@ def test_accepted_tokens_are_as_many_as_1_minus_w_tv_says(pair, task, examples, 
     """
     threshold = norm.isf(FALSE_ALARM / 2)
     assert abs(acceptance_score(pair, task, examples, 200)) < threshold
-    shipped = verifiers.mixture_accept_probs
+    shipped = kernel.mixture_accept_probs
     monkeypatch.setattr(
-        verifiers, "mixture_accept_probs", lambda p, q, weight: shipped(p, q, weight * 0 + 1)
+        kernel, "mixture_accept_probs", lambda p, q, weight: shipped(p, q, weight * 0 + 1)
     )
     assert abs(acceptance_score(pair, task, examples, 100)) > threshold

@@ -99,6 +99,21 @@ def test_errors_and_truncated_answers_are_counted_and_stand_in_no_mean():
     assert row["acceptance_rate"] == pytest.approx(0.6)
 
 
+def test_cut_prompts_are_counted_once_for_all_samples():
+    cut = {"is_prompt_cut": True}
+    rows = [("a", cut), ("a", cut | {"sample": 1}), ("b", {"is_prompt_cut": False}), ("c", cut)]
+    assert only(summarise(run("one", rows), num_resamples=20))["num_cut_prompts"] == 2
+
+
+def test_a_run_without_any_score_still_has_a_summary():
+    """Nothing but failed rows used to end in a division by zero."""
+    unscored = {"quality": None, "error": "scoring failed: no sandbox"}
+    row = only(summarise(run("one", [("a", unscored), ("b", unscored)]), num_resamples=20))
+    assert (row["num_errors"], row["num_prompts"]) == (2, 2)
+    assert np.isnan(row["quality"])
+    assert np.isnan(row["tokens_per_second"])
+
+
 def test_runs_keep_their_order_and_columns():
     table = pd.concat([run("z", UNEVEN, seed=3), run("a", UNEVEN, method="lossless")])
     summary = summarise(table, num_resamples=20)

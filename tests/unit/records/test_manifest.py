@@ -47,6 +47,11 @@ def test_results_are_empty_until_there_are_any():
     assert build()["results"] == {}
 
 
+def test_manifest_states_where_the_rows_came_from():
+    assert build(data={"commit": "abc"})["data"] == {"commit": "abc"}
+    assert build()["data"] == {}
+
+
 def test_manifest_is_plain_json():
     assert json.loads(json.dumps(build())) == build()
 

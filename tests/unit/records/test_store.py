@@ -6,7 +6,13 @@ import math
 import pandas as pd
 import pytest
 
-from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS, SCHEMA_VERSION, TRACE_COLUMNS
+from diversed.records.schema import (
+    ADDED_ROW_COLUMNS,
+    ROW_COLUMNS,
+    RUN_COLUMNS,
+    SCHEMA_VERSION,
+    TRACE_COLUMNS,
+)
 from diversed.records.store import (
     MANIFEST_FILE,
     RECORDS_FILE,
@@ -101,11 +107,51 @@ def test_trace_that_does_not_follow_the_schema_is_refused(tmp_path, change):
         write_trace(tmp_path, changed)
 
 
-@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, None, "1"])
+VERSION_1_COLUMNS = [name for name in ROW_COLUMNS if name != "is_prompt_cut"]
+
+
+def write_version_1(folder, rows):
+    write_json(folder / MANIFEST_FILE, {"schema_version": 1, "run": RUN})
+    lines = [json.dumps({name: row[name] for name in VERSION_1_COLUMNS}) + "\n" for row in rows]
+    (folder / RECORDS_FILE).write_text("".join(lines))
+
+
+def test_records_of_version_1_are_read_with_prompts_uncut(tmp_path):
+    write_version_1(tmp_path, [record("a"), record("b")])
+    table = read_records(tmp_path)
+    assert list(table.columns) == [*RUN_COLUMNS, *ROW_COLUMNS]
+    assert table["is_prompt_cut"].tolist() == [False, False]
+    assert table["prompt_id"].tolist() == ["a", "b"]
+
+
+def test_records_of_two_versions_make_one_table(tmp_path):
+    (tmp_path / "old").mkdir()
+    write_version_1(tmp_path / "old", [record("a")])
+    write_run(tmp_path / "new", [record("b", is_prompt_cut=True)])
+    assert read_runs(tmp_path)["is_prompt_cut"].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_columns_of_another_version_than_the_manifests_are_refused(tmp_path, version):
+    write_version_1(tmp_path, [record("a")])
+    if version == 1:
+        write_records(tmp_path, [record("a", is_prompt_cut=True)])
+    else:
+        write_json(tmp_path / MANIFEST_FILE, {"schema_version": 2, "run": RUN})
+    with pytest.raises(RecordsError, match=f"does not follow schema version {version}"):
+        read_records(tmp_path)
+
+
+def test_every_later_version_says_what_it_added():
+    assert list(ADDED_ROW_COLUMNS) == list(range(2, SCHEMA_VERSION + 1))
+    assert set().union(*ADDED_ROW_COLUMNS.values()) <= ROW_COLUMNS.keys()
+
+
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 0, None, "1", True, 1.0])
 def test_unknown_schema_version_is_refused(tmp_path, version):
     write_run(tmp_path, [record("a")])
     write_json(tmp_path / MANIFEST_FILE, {"schema_version": version, "run": RUN})
-    with pytest.raises(RecordsError, match=rf"schema version {version}, this code reads"):
+    with pytest.raises(RecordsError, match=rf"schema version {version}, this code reads 1 to"):
         read_records(tmp_path)
 
 

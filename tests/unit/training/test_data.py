@@ -39,6 +39,14 @@ def test_a_resumed_run_sees_what_the_unbroken_one_would_have(start):
     assert batches(start=start) == batches()[start:]
 
 
+def test_batches_may_be_asked_for_in_any_order():
+    made = PromptBatches(EXAMPLES, 4, 9, 0, lambda: 0)
+    jumps = [8, 0, 5, 4, 8]
+    assert [[example["id"] for example in made.batch(step)] for step in jumps] == [
+        batches()[step] for step in jumps
+    ]
+
+
 @pytest.mark.parametrize("number", [0, 13])
 def test_prompts_per_step_out_of_range_is_refused_by_name(number):
     with pytest.raises(ValueError, match=rf"objective\.prompts_per_step={number}: .* 12 training"):

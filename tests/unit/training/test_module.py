@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from lightning import Callback
-from small_run import SmallRun, UnpaidTask
+from small_run import LetterTask, SmallRun, UnpaidTask
 
 from diversed.core.loop import DecodeSettings
 from diversed.core.verifiers import LosslessVerifier
@@ -14,8 +14,8 @@ from diversed.generation import SpeculativeDecoder, head_verifier
 from diversed.models.checkpoint import new_head
 from diversed.models.loading import load_tiny_pair
 from diversed.objective.acceptance import ObjectiveSettings
-from diversed.tasks.arithmetic import ArithmeticTask
 from diversed.training.module import DiversedModule, NonFiniteError
+from diversed.training.rollout import ScoringError
 
 # Lightning 2.6 uses a class of torch.utils._pytree that torch 2.13 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
@@ -46,11 +46,17 @@ class StopIn(Callback):
             self.keeper.request_stop()
 
 
-class UnscorableTask(ArithmeticTask):
-    """Its reward is no number."""
+class UnreliableTask(LetterTask):
+    """Its scorer fails on some examples."""
+
+    def __init__(self, failing):
+        super().__init__(num_train=4, num_validation=3, num_test=1)
+        self._failing = failing
 
     def score(self, text, example):
-        return math.nan
+        if self._failing in example["id"]:
+            raise RuntimeError("no sandbox")
+        return super().score(text, example)
 
 
 def flat(value, path=""):
@@ -138,9 +144,27 @@ def test_metrics_of_a_rollout_are_those_of_the_head_that_sampled(small_run):
 
 
 def test_loss_that_is_not_finite_names_rollout_and_prompts(small_run):
-    task = UnscorableTask(num_train=2, num_validation=1, num_test=1)
-    run = small_run(task=task)
+    run = small_run(optimizer=partial(torch.optim.SGD, lr=math.inf))
     with pytest.raises(NonFiniteError, match=r"at rollout 0; prompts: arithmetic/train/0/\d+, ari"):
+        run.fit()
+
+
+def test_prompts_without_a_score_are_counted_and_the_others_train(small_run):
+    """One failure of a scorer used to end the run."""
+    run = small_run(task=UnreliableTask("arithmetic/train/0/1"), num_rollouts=2)
+    before = [parameter.clone() for parameter in run.head.parameters()]
+    run.fit()
+    name = "train/num_score_errors"
+    counts = [metrics[name] for _, metrics in run.logger.logged if name in metrics]
+    assert sorted(counts) == [0, 2]  # two rollouts see all four prompts once
+    now = run.head.parameters()
+    assert not any(torch.equal(one, other) for one, other in zip(before, now, strict=True))
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_nothing_but_failed_scores_ends_the_run_with_one_clear_error(small_run, split):
+    run = small_run(task=UnreliableTask(split), num_rollouts=1)
+    with pytest.raises(ScoringError, match=r"none of the .*prompts could be scored \(.*no sandbox"):
         run.fit()
 
 

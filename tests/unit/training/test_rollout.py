@@ -11,7 +11,7 @@ from diversed.models.checkpoint import new_head
 from diversed.models.loading import load_tiny_pair
 from diversed.objective.acceptance import mixture_log_probs
 from diversed.tasks.arithmetic import ArithmeticTask
-from diversed.training.rollout import check_rollout_decoder, sample_rollout
+from diversed.training.rollout import ScoringError, check_rollout_decoder, sample_rollout
 
 TEMPERATURE = 0.8
 NUM_SAMPLES = 2
@@ -108,6 +108,67 @@ def test_rewards_belong_to_their_completions(rollout, completions, examples):
         TASK.score(text, example) for (_, _, text), example in zip(completions, owners, strict=True)
     ]
     assert rollout.rewards.tolist() == wanted
+
+
+class PartlyScoredTask(ArithmeticTask):
+    """Its scorer fails on the completions of some examples, and pays others for their length."""
+
+    def __init__(self, failing):
+        super().__init__(num_train=3)
+        self._failing = failing
+
+    def score(self, text, example):
+        if example["id"] in self._failing:
+            raise RuntimeError("no\nsandbox")
+        return 1 / (1 + len(text))
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_prompt_that_cannot_be_scored_is_left_out_whole(
+    decoder, examples, rollout, caplog, position
+):
+    task = PartlyScoredTask({examples[position]["id"]})
+    partial = sample_rollout(decoder, task, examples, NUM_SAMPLES, STEP)
+    assert partial.num_score_errors == NUM_SAMPLES
+    assert (
+        "rollout 17: 2 completions cannot be scored (RuntimeError: no sandbox); left out 1 of 2 "
+        "prompts"
+    ) in caplog.text
+    kept = slice(2, 4) if position == 0 else slice(0, 2)
+    lengths = rollout.scalars.mask.sum(1)[kept]
+    for name in ("target_prob", "draft_prob", "tv_distance", "mask"):
+        got, wanted = (getattr(part.scalars, name) for part in (partial, rollout))
+        assert got.shape == (2, lengths.max())
+        assert torch.equal(got, wanted[kept][:, : int(lengths.max())]), name
+    is_kept = (rollout.row >= kept.start) & (rollout.row < kept.stop)
+    assert torch.equal(partial.row, rollout.row[is_kept] - kept.start)
+    assert torch.equal(partial.position, rollout.position[is_kept])
+    for name in ("draft_hidden", "target_hidden", "features"):
+        assert torch.equal(getattr(partial, name), getattr(rollout, name)[is_kept]), name
+    assert partial.rewards.shape == (2,)
+    assert bool((partial.rewards < 1).all())
+    assert partial.acceptance_rate == rollout.acceptance_rate
+
+
+def test_nothing_but_failed_scores_is_an_error(decoder, examples):
+    task = PartlyScoredTask({example["id"] for example in examples})
+    with pytest.raises(
+        ScoringError, match=r"rollout 17: none of the 2 prompts .* \(RuntimeError: no sandbox\)"
+    ):
+        sample_rollout(decoder, task, examples, NUM_SAMPLES, STEP)
+
+
+class LongTask(ArithmeticTask):
+    """Its questions may lose their end."""
+
+    long_column = "question"
+
+
+def test_a_prompt_that_is_too_long_is_cut(decoder, examples):
+    long = examples[0] | {"question": examples[0]["question"] * 20}
+    cut = sample_rollout(decoder, LongTask(), [long, examples[1]], NUM_SAMPLES, STEP)
+    assert cut.num_cut_prompts == 1
+    assert len(cut.rewards) == 4
 
 
 def test_log_probs_are_finite_and_weights_are_differentiable(rollout, head):

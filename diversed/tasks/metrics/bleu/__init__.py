@@ -1,0 +1,1 @@
+"""BLEU and chrF as a module of `evaluate`."""

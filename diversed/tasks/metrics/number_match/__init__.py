@@ -1,0 +1,1 @@
+"""Exact match of numbers as a module of `evaluate`."""

@@ -1,0 +1,1 @@
+"""pass@k as a module of `evaluate`."""

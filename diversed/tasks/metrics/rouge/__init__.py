@@ -1,0 +1,1 @@
+"""ROUGE as a module of `evaluate`."""
