@@ -10,6 +10,9 @@ SCHEMA_VERSION = 2
 ADDED_ROW_COLUMNS: Mapping[int, Mapping[str, object]] = {2: {"is_prompt_cut": False}}
 """Schema version -> columns that it added to a row, with their value in older records."""
 
+ADDED_RUN_COLUMNS: Mapping[int, Mapping[str, object]] = {2: {"setting": ""}}
+"""The same for what it added to a run."""
+
 ROW_COLUMNS: Mapping[str, str] = {
     "prompt_id": "the example's id",
     "sample": "number of the sample of this prompt, from 0",
@@ -44,6 +47,7 @@ RUN_COLUMNS: Mapping[str, str] = {
     "data": "name of the task",
     "split": "split of the task",
     "seed": "seed of the run",
+    "setting": "the verifier's own settings as text, such as `lenience=0.5 residual=target`",
     "target_weight": "w of a static verifier, else null",
     "acceptance_weight": "lambda that the head was trained with, else null",
     "dial": "shift of the logit of w, else null",

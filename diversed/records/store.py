@@ -14,6 +14,7 @@ import pandas as pd
 
 from diversed.records.schema import (
     ADDED_ROW_COLUMNS,
+    ADDED_RUN_COLUMNS,
     ROW_COLUMNS,
     RUN_COLUMNS,
     SCHEMA_VERSION,
@@ -169,6 +170,7 @@ def read_records(folder: Path) -> pd.DataFrame:
     added: dict[str, Any] = {}
     for number in range(version + 1, SCHEMA_VERSION + 1):
         added |= ADDED_ROW_COLUMNS[number]
+        run = ADDED_RUN_COLUMNS[number] | run
     table = _table(found[0], ROW_COLUMNS.keys() - added.keys())
     if table is None:
         raise RecordsError(f"{found[0]} does not follow schema version {version}")

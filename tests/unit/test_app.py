@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from diversed import app
+from diversed.app.runs import resume_folder
 from diversed.config import InputError, Interrupted
 from diversed.generation import PromptError
 from diversed.models.head import EnsembleHead
@@ -49,7 +50,7 @@ BAD_EVALUATIONS = {
     "verifier=static verifier.weight=-0.1": "verifier.weight=-0.1: must lie in [0, 1]",
     "verifier=static verifier.weight=nan": "verifier.weight=nan: must lie in [0, 1]",
     "verifier=static": "verifier.weight has no value",
-    "verifier=static verifier.weight=half": "StaticVerifier",
+    "verifier=static verifier.weight=half": "verifier.weight='half': must be a number",
     "verifier=lossless verifier.bonus=draft": "verifier.bonus='draft': must be one of verifier",
     "verifier=diversed": "verifier.checkpoint has no value",
     "verifier=diversed verifier.checkpoint=/no/such/folder": "verifier.checkpoint=/no/such/folder",
@@ -160,7 +161,7 @@ def test_a_head_of_another_pair_names_both_pairs(tmp_path: Path) -> None:
     message = str(caught.value)
     assert f"verifier.checkpoint={tmp_path}" in message
     assert "other/target@v7 / other/draft@v7" in message
-    assert "diversed/tiny-target@main / diversed/tiny-draft@main" in message
+    assert "diversed/tiny-target / diversed/tiny-draft" in message
     assert not (tmp_path / "run").exists()
 
 
@@ -230,7 +231,7 @@ def test_a_training_writes_head_checkpoint_metrics_and_records(trained: Path) ->
     curve = pd.read_csv(metrics)
     assert curve["train/acceptance"].between(0, 1).sum() == 2
     assert curve["val/objective"].notna().sum() == 2
-    assert app.read_checkpoint_step(trained / "checkpoint.ckpt") == 2
+    assert app.training.read_checkpoint_step(trained / "checkpoint.ckpt") == 2
 
 
 def test_training_moves_every_parameter_of_the_head(trained: Path) -> None:
@@ -342,12 +343,12 @@ def test_auto_takes_up_unfinished_runs_of_the_same_config_only(
     write_manifest(tmp_path / "old", {"status": status, "config": found})
     cfg = composed("train", *SMALL_DATA, "resume=auto")
     own = tmp_path / "own"
-    assert app._resume_folder(cfg, own) == (tmp_path / "old" if is_taken else own)
+    assert resume_folder(cfg, own) == (tmp_path / "old" if is_taken else own)
 
 
 def test_auto_starts_afresh_where_there_is_no_run(tmp_path: Path) -> None:
     cfg = composed("train", *SMALL_DATA, "resume=auto")
-    assert app._resume_folder(cfg, tmp_path / "own") == tmp_path / "own"
+    assert resume_folder(cfg, tmp_path / "own") == tmp_path / "own"
 
 
 def test_auto_passes_over_a_run_of_another_schema_version(tmp_path: Path) -> None:
@@ -365,16 +366,16 @@ def test_a_stop_in_the_evaluation_keeps_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It used to end in a stack trace."""
-    evaluate_task = app.evaluate_task
+    evaluate_task = app.evaluation.evaluate_task
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(app, "evaluate_task", stop)
+    monkeypatch.setattr(app.evaluation, "evaluate_task", stop)
     with pytest.raises(Interrupted, match=r"the head is saved; go on with: .*resume="):
         app.train(composed("train", *SMALL_TRAINING), tmp_path)
     assert (tmp_path / "head" / "config.json").is_file()
     assert not (tmp_path / "records.jsonl").exists()
-    monkeypatch.setattr(app, "evaluate_task", evaluate_task)
+    monkeypatch.setattr(app.evaluation, "evaluate_task", evaluate_task)
     app.train(composed("train", *SMALL_TRAINING, f"resume={tmp_path}"), tmp_path)
     assert len(rows_of(tmp_path)) == 4

@@ -8,6 +8,7 @@ import pytest
 
 from diversed.records.schema import (
     ADDED_ROW_COLUMNS,
+    ADDED_RUN_COLUMNS,
     ROW_COLUMNS,
     RUN_COLUMNS,
     SCHEMA_VERSION,
@@ -111,7 +112,8 @@ VERSION_1_COLUMNS = [name for name in ROW_COLUMNS if name != "is_prompt_cut"]
 
 
 def write_version_1(folder, rows):
-    write_json(folder / MANIFEST_FILE, {"schema_version": 1, "run": RUN})
+    run = {name: value for name, value in RUN.items() if name not in ADDED_RUN_COLUMNS[2]}
+    write_json(folder / MANIFEST_FILE, {"schema_version": 1, "run": run})
     lines = [json.dumps({name: row[name] for name in VERSION_1_COLUMNS}) + "\n" for row in rows]
     (folder / RECORDS_FILE).write_text("".join(lines))
 
@@ -122,6 +124,7 @@ def test_records_of_version_1_are_read_with_prompts_uncut(tmp_path):
     assert list(table.columns) == [*RUN_COLUMNS, *ROW_COLUMNS]
     assert table["is_prompt_cut"].tolist() == [False, False]
     assert table["prompt_id"].tolist() == ["a", "b"]
+    assert table["setting"].tolist() == ["", ""]
 
 
 def test_records_of_two_versions_make_one_table(tmp_path):
@@ -143,7 +146,8 @@ def test_columns_of_another_version_than_the_manifests_are_refused(tmp_path, ver
 
 
 def test_every_later_version_says_what_it_added():
-    assert list(ADDED_ROW_COLUMNS) == list(range(2, SCHEMA_VERSION + 1))
+    assert list(ADDED_ROW_COLUMNS) == list(ADDED_RUN_COLUMNS) == list(range(2, SCHEMA_VERSION + 1))
+    assert set().union(*ADDED_RUN_COLUMNS.values()) <= RUN_COLUMNS.keys()
     assert set().union(*ADDED_ROW_COLUMNS.values()) <= ROW_COLUMNS.keys()
 
 

@@ -164,15 +164,15 @@ def test_a_head_is_tested_on_the_part_of_its_file_that_it_never_saw(tmp_path):
 
 def test_validation_takes_what_there_is_where_no_number_is_asked_for(tmp_path, monkeypatch):
     asked = []
-    examples = app._examples
+    examples = app.training.first_examples
 
     def remember(task, split, number, key):
         asked.append((split, number))
         return examples(task, split, number, key)
 
     assert app.NUM_VALIDATION_PROMPTS == 192
-    monkeypatch.setattr(app, "NUM_VALIDATION_PROMPTS", 5)
-    monkeypatch.setattr(app, "_examples", remember)
+    monkeypatch.setattr(app.training, "NUM_VALIDATION_PROMPTS", 5)
+    monkeypatch.setattr(app.training, "first_examples", remember)
     for number in (3, 6):
         sizes = ("evaluation.num_prompts=1", *SMALL_DATA, f"data.num_validation={number}")
         app.train(composed("train", *sizes, *TRAINING), tmp_path / str(number))

@@ -1,0 +1,7 @@
+"""The jobs behind the scripts: unpack the config, build objects, hand over, keep records."""
+
+from diversed.app.evaluation import evaluate
+from diversed.app.setup import build_decoder
+from diversed.app.training import train
+
+__all__ = ["build_decoder", "evaluate", "train"]
