@@ -57,9 +57,13 @@ def set_up(cfg: DictConfig) -> Setup:
     make_verifier = instantiate(cfg.verifier) if not trains_head(cfg) else None
     if not sys.stderr.isatty():
         disable_progress_bar()  # of transformers, while weights load
-    pair = load_pair(_source(cfg, "target"), _source(cfg, "draft"), cfg.model.dtype)
-    if torch.cuda.is_available():
-        pair.to("cuda")
+    pair = load_pair(
+        _source(cfg, "target"),
+        _source(cfg, "draft"),
+        cfg.model.dtype,
+        attn_implementation=cfg.model.attn_implementation,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+    )
     if make_verifier is None:
         torch.manual_seed(cfg.seed)
         verifier = head_verifier(_new_head(cfg, pair), cfg.verifier.dial, cfg.verifier.bonus)

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from diversed.core.probs import Sampling
+from diversed.models.hf import context_length
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
@@ -207,13 +208,10 @@ def check_fit(
         raise ValueError(
             f"input_ids holds {highest}: target, draft and tokenizer share the ids below {width}"
         )
-    lengths = [
-        getattr(model.config.get_text_config(), "max_position_embeddings", None) for model in models
-    ]
-    known = [length for length in lengths if length is not None]
+    longest = min(context_length(model.config) for model in models)
     needed = max_length - min((~mask).sum(1).tolist(), default=0)
-    if known and needed > min(known):
+    if needed > longest:
         raise ValueError(
             f"max_length={max_length}: the longest row needs a context of {needed}, the models' is "
-            f"{min(known)}"
+            f"{longest}"
         )

@@ -4,10 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import EntryNotFoundError, HTTPError
+from safetensors import SafetensorError
 
 from diversed.models.head import EnsembleHead
+from diversed.models.hub import HubError, find_on_hub
 from diversed.models.loading import LoadingError, ModelPair
+
+_FAILURES = (OSError, EntryNotFoundError, HTTPError)
 
 
 def new_head(pair: ModelPair, **options: Any) -> EnsembleHead:
@@ -37,22 +41,44 @@ def load_head(checkpoint: str, pair: ModelPair) -> EnsembleHead:
     folder = Path(checkpoint).expanduser()
     if (folder / "head" / "config.json").is_file():
         folder = folder / "head"
-    source = str(folder) if folder.is_dir() else checkpoint
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise LoadingError(
-            f"verifier.checkpoint={checkpoint}: the folder has no config.json; give a run folder "
-            "of train.py or a folder that save_pretrained wrote"
-        )
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise LoadingError(
+                f"verifier.checkpoint={checkpoint}: the folder has no config.json; give a run "
+                "folder of train.py or a folder that save_pretrained wrote"
+            )
+        options: dict[str, Any] = {}
+        source = str(folder)
+    else:
+        options = _hub_options(checkpoint)
+        source = checkpoint
     try:
-        if not folder.is_dir():  # from_pretrained passes over a missing config
-            hf_hub_download(checkpoint, "config.json")
-        head = EnsembleHead.from_pretrained(source)
-    except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
+        head = EnsembleHead.from_pretrained(source, strict=True, **options)
+    except (*_FAILURES, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise LoadingError(
-            f"verifier.checkpoint={checkpoint}: no such folder, and the hub has no such head"
+            f"verifier.checkpoint={checkpoint}: holds no head ({' '.join(str(error).split())})"
         ) from error
     check_head_pair(head, pair, checkpoint)
     return head.eval().to(pair.device)
+
+
+def _hub_options(checkpoint: str) -> dict[str, Any]:
+    """Return how to load a head from the hub or its cache; LoadingError if it is in neither."""
+    try:
+        copy = find_on_hub(checkpoint, "main")
+        options: dict[str, Any] = {"local_files_only": copy.is_cached_only}
+        hf_hub_download(checkpoint, "config.json", **options)  # from_pretrained passes over it
+    except (HubError, *_FAILURES) as error:
+        raise LoadingError(
+            f"verifier.checkpoint={checkpoint}: no such folder, and no such head on the hub "
+            f"({_first_line(error)})"
+        ) from error
+    return options
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def check_head_pair(head: EnsembleHead, pair: ModelPair, checkpoint: str) -> None:
@@ -67,7 +93,9 @@ def check_head_pair(head: EnsembleHead, pair: ModelPair, checkpoint: str) -> Non
 
     def spell(description: dict[str, Any]) -> str:
         roles = [description.get(role, {}) for role in ("target", "draft")]
-        return " / ".join(f"{role.get('name')}@{role.get('revision')}" for role in roles)
+        revisions = [f"@{role['revision']}" if role.get("revision") else "" for role in roles]
+        names = [role.get("name") for role in roles]
+        return " / ".join(f"{name}{at}" for name, at in zip(names, revisions, strict=True))
 
     if identity(head.pair) != identity(pair.description):
         raise LoadingError(

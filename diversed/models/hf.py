@@ -6,9 +6,14 @@ by a constant per row: sliding windows that count slots stay right, and rejected
 up.
 """
 
+import sys
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from diversed.core.types import StepOutput
@@ -17,15 +22,54 @@ from diversed.models.cache import new_cache
 _FORGETFUL_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 """Cache layers of keys and values alone: what rolls back by choosing slots."""
 
+_ROUNDING = {torch.float32: 0.02, torch.float64: 0.02}
+_COARSE_ROUNDING = 0.5
+"""Largest difference of two ways to the same logits that may be rounding, in standard deviations
+of the logits over the vocabulary; by the model's dtype, and for all shorter or quantised ones."""
+
 
 class UnsupportedModelError(ValueError):
     """The model cannot be decoded speculatively; the message says why."""
 
 
+def context_length(config: PreTrainedConfig) -> int:
+    """Return how many tokens a model can read, prompt and completion together.
+
+    LongRoPE turns to other frequencies when a text outgrows the length before extension: the cache
+    would no longer fit, and a row would depend on its batch. So that length is the limit.
+    """
+    config = config.get_text_config()
+    limits = [getattr(config, "max_position_embeddings", None)]
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if parameters.get("rope_type") == "longrope":
+            limits.append(parameters.get("original_max_position_embeddings"))
+    return min((limit for limit in limits if limit is not None), default=sys.maxsize)
+
+
+@dataclass(frozen=True)
+class _Traits:
+    """What is found out once about a model.
+
+    Attributes:
+        width: Width of its logits, padding included.
+        uses_base: Whether base model and output head give the model's own logits. They do not where
+            a model scales or caps its logits; then the whole model is called.
+    """
+
+    width: int
+    uses_base: bool
+
+
+_traits: WeakKeyDictionary[PreTrainedModel, _Traits] = WeakKeyDictionary()
+
+
 class HFLanguageModel:
     """A transformers causal model as the decoding loop sees it.
 
-    The cache holds everything (no sliding layer forgets), so any entry can be dropped again.
+    The cache holds everything (no sliding layer forgets), so any entry can be dropped again. A text
+    that outgrows the model's context is a ValueError. A model is examined when it is wrapped for
+    the first time.
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
@@ -36,42 +80,83 @@ class HFLanguageModel:
             vocab_size: V, number of ids that the tokenizer knows; wider logits are cut.
 
         Raises:
-            UnsupportedModelError: The logits are narrower than V, or the cache cannot forget.
+            UnsupportedModelError: The model is no causal decoder, its cache cannot forget, or its
+                logits are narrower than V.
         """
         self.model = model
         self.vocab_size = vocab_size
         self._name = model.config.name_or_path or type(model).__name__
         self._base = model.base_model
         self._output_head = model.get_output_embeddings()
-        self._uses_base = self._output_head is not None and self._base is not model
-        self._probe()
+        self._context_length = context_length(model.config)
+        if model not in _traits:
+            _traits[model] = self._examine()
+        self._uses_base = _traits[model].uses_base
+        if _traits[model].width < vocab_size:
+            raise UnsupportedModelError(
+                f"model {self._name} gives {_traits[model].width} logits, but its tokenizer knows "
+                f"{vocab_size} ids"
+            )
+
+    def _examine(self) -> _Traits:
+        """Return the model's traits, or refuse it."""
+        config = self.model.config
+        if config.is_encoder_decoder:
+            raise UnsupportedModelError(
+                f"model {self._name} is an encoder-decoder model: speculative decoding here needs "
+                "a causal decoder"
+            )
+        layers = [] if self.model._is_stateful else DynamicCache(config=config).layers
+        if not layers or not all(type(layer) in _FORGETFUL_LAYERS for layer in layers):
+            raise UnsupportedModelError(self._cannot_forget())
+        try:
+            return self._probe()
+        except (UnsupportedModelError, torch.OutOfMemoryError):
+            raise
+        except (AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise UnsupportedModelError(
+                f"model {self._name} cannot be called step by step with a cache "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
     @torch.no_grad()
-    def _probe(self) -> None:
-        """Check the cache and whether base model and output head give the model's own logits.
-
-        They do not where a model scales or caps its logits; then the whole model is called.
-        """
+    def _probe(self) -> _Traits:
+        """Compare steps of a padded batch that forgets a token with one plain pass."""
         device = self.model.device
-        layers = DynamicCache(config=self.model.config).layers
-        if not all(type(layer) in _FORGETFUL_LAYERS for layer in layers):
+        width = self.model.get_input_embeddings().weight.shape[0]
+        middle = min(width, self.vocab_size) // 2  # special tokens stand at the ends
+        first, second, third, fourth = ((middle + n) % width for n in range(4))
+        ids = torch.tensor([[first, second, fourth]], device=device)
+        plain = self.model(input_ids=ids, use_cache=False).logits
+        self._uses_base = False
+        if self._output_head is not None and self._base is not self.model:
+            hidden = self._base(input_ids=ids, use_cache=False).last_hidden_state
+            self._uses_base = torch.equal(self._output_head(hidden), plain)
+
+        prompts = torch.tensor([[first, first, second], [first, second, third]], device=device)
+        mask = torch.tensor([[False, True, True], [True, True, True]], device=device)
+        self.start(prompts, mask)
+        before = self.step(torch.tensor([[second, third], [third, fourth]], device=device))
+        if not self._cache.is_croppable or self.cache_width != 4:
             raise UnsupportedModelError(self._cannot_forget())
-        ids = torch.tensor([[0, 1]], device=device)
-        self._reset(1, device)
-        wanted = self.model(input_ids=ids, cache=self._cache, use_cache=True).logits
-        if wanted.shape[-1] < self.vocab_size:
+        self.retain(torch.arange(2, device=device), torch.tensor([1, 0], device=device))
+        after = self.step(torch.tensor([[fourth], [first]], device=device))
+        if self._differs(before.logits[0, 0], plain[0, 1]):
             raise UnsupportedModelError(
-                f"model {self._name} gives {wanted.shape[-1]} logits, but its tokenizer knows "
-                f"{self.vocab_size} ids"
+                f"model {self._name} gives other logits in steps behind left padding than in one "
+                "pass: it is not causal, or counts positions in a way of its own"
             )
-        if not self._cache.is_croppable or self.cache_width != ids.shape[1]:
+        if self._differs(after.logits[0, 0], plain[0, 2]):
             raise UnsupportedModelError(self._cannot_forget())
-        if self._uses_base:
-            self._reset(1, device)
-            got = self._forward(ids, None, None).logits
-            wanted = wanted[..., : self.vocab_size]
-            self._uses_base = torch.equal(got.float(), wanted.float())
         self._reset(1, device)
+        return _Traits(width=plain.shape[-1], uses_base=self._uses_base)
+
+    def _differs(self, got: Tensor, wanted: Tensor) -> bool:
+        """Return whether logits [V] differ by more than rounding, on the scale of their spread."""
+        tolerance = _ROUNDING.get(self.model.dtype, _COARSE_ROUNDING)
+        wanted = wanted[: got.numel()]
+        gap = (got.float() - wanted.float()).abs().max()
+        return bool(gap > tolerance * wanted.float().std(correction=0))
 
     def _cannot_forget(self) -> str:
         return (
@@ -86,6 +171,7 @@ class HFLanguageModel:
         if prefix_ids.shape[1] == 0:
             return
         self._lengths = prefix_mask.sum(1)
+        self._check_room(int(self._lengths.max()))
         self._has_padding = not bool(prefix_mask.all())
         mask = positions = None
         if self._has_padding:
@@ -104,11 +190,13 @@ class HFLanguageModel:
         num_new = input_ids.shape[1]
         mask = positions = None
         if self._has_padding:
-            width = self._cache.get_seq_length() + num_new
+            width = self.cache_width + num_new
             slots = torch.arange(width, device=input_ids.device)
             first = width - num_new - self._lengths.unsqueeze(1)
             mask = (slots >= first).long()
             positions = self._lengths.unsqueeze(1) + slots[:num_new]
+            # A row near the end of the context reads columns that only its companions drafted.
+            positions = positions.clamp(max=self._context_length - 1)
         out = self._forward(input_ids, mask, positions)
         self._lengths = self._lengths + num_new
         return out
@@ -116,14 +204,19 @@ class HFLanguageModel:
     def retain(self, rows: Tensor, num_drop: Tensor) -> None:
         """Keep some rows and drop the newest entries of each; see `LanguageModel.retain`."""
         is_same_batch = rows.numel() == self._lengths.numel()
-        drops = num_drop.unique().tolist()
+        drops = set(num_drop.tolist())
         self._lengths = self._lengths[rows] - num_drop
         if is_same_batch and len(drops) == 1:
-            if drops[0]:
-                self._cache.crop(-drops[0])
-            return
-        old_width = self._cache.get_seq_length()
-        new_width = int(self._lengths.max())
+            drop = drops.pop()
+            if drop:
+                self._cache.crop(-drop)
+        else:
+            self._choose_slots(rows, num_drop)
+        self._check_room(self.cache_width)
+
+    def _choose_slots(self, rows: Tensor, num_drop: Tensor) -> None:
+        """Move what is kept of each row to the right edge of a cache as wide as the longest."""
+        old_width, new_width = self.cache_width, int(self._lengths.max())
         if new_width == 0:
             self._reset(rows.numel(), rows.device)
             return
@@ -133,6 +226,14 @@ class HFLanguageModel:
         for layer in self._cache.layers:
             if layer.is_initialized:
                 layer.choose(rows, slots)
+
+    def _check_room(self, num_read: int) -> None:
+        """Raise ValueError unless one more token fits the context of a row that has read most."""
+        if num_read >= self._context_length:
+            raise ValueError(
+                f"model {self._name} has a context of {self._context_length} tokens: prompt and "
+                "completion are longer"
+            )
 
     @property
     def cache_width(self) -> int:
@@ -158,6 +259,21 @@ class HFLanguageModel:
             hidden = self._base(**arguments).last_hidden_state
             logits = self._output_head(hidden)
         else:
-            out = self.model(**arguments, output_hidden_states=True)
-            hidden, logits = out.hidden_states[-1], out.logits
+            hidden, logits = self._call_whole(arguments)
         return StepOutput(logits=logits[..., : self.vocab_size], hidden=hidden)
+
+    def _call_whole(self, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return what the output head read, and the model's own logits.
+
+        The list of all hidden states may end otherwise than in what the head reads (Gemma 3n).
+        """
+        if self._output_head is None:
+            out = self.model(**arguments, output_hidden_states=True)
+            return out.hidden_states[-1], out.logits
+        seen: list[Tensor] = []
+        hook = self._output_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            logits = self.model(**arguments).logits
+        finally:
+            hook.remove()
+        return seen[0], logits

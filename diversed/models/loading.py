@@ -1,24 +1,32 @@
 """Names and revisions -> a model pair; the only `from_pretrained` calls of models."""
 
-import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import HTTPError
+from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from diversed.models.hf import HFLanguageModel
+from diversed.models.hf import HFLanguageModel, context_length
+from diversed.models.hub import HubError, find_on_hub
 
-logger = logging.getLogger(__name__)
-
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 TINY_FOLDER = Path(__file__).parent / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
+_FAILURES = (OSError, ValueError, ImportError, RuntimeError, HTTPError, SafetensorError)
+"""What transformers raises for files that are missing, damaged or of no use."""
 
 
 class LoadingError(ValueError):
@@ -31,9 +39,10 @@ class ModelSource:
 
     Attributes:
         name: Hub id, or a name for records if `path` is given.
-        revision: Branch, tag or commit on the hub.
-        path: Local folder; takes the place of the hub. "builtin:target" and "builtin:draft" are the
-            embedded pair.
+        revision: Branch, tag or commit on the hub; the pair's description names the commit.
+        path: Local folder, or a GGUF file; takes the place of the hub. "builtin:target" and
+            "builtin:draft" are the embedded pair. A tokenizer in the folder of a GGUF file goes
+            before the file's own.
     """
 
     name: str
@@ -65,36 +74,52 @@ class ModelPair:
         return device
 
 
-def load_pair(target: ModelSource, draft: ModelSource, dtype: str = "float32") -> ModelPair:
+def load_pair(
+    target: ModelSource,
+    draft: ModelSource,
+    dtype: str = "float32",
+    attn_implementation: str | None = None,
+    device: torch.device | str = "cpu",
+) -> ModelPair:
     """Load two models that share a tokenizer, in eval mode and without gradients.
 
     Args:
         target: Source of the target.
         draft: Source of the draft.
         dtype: "float32", "bfloat16" or "float16".
+        attn_implementation: "eager", "sdpa" or "flash_attention_2" (needs the flash-attn package, a
+            GPU and a short dtype); None leaves the choice to transformers.
+        device: Where the models go before they are examined.
 
     Returns:
         The pair; its description goes into records and into a head's `config.json`.
 
     Raises:
-        LoadingError: A folder is missing, the hub cannot serve a name, or the tokenizers differ.
+        LoadingError: A folder or file is missing, the hub cannot serve a name, a model is no causal
+            one, or the tokenizers differ.
     """
     if dtype not in DTYPES:
         raise LoadingError(f"model.dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
-    tokenizers = {
-        role: _load(AutoTokenizer, role, source)
-        for role, source in (("target", target), ("draft", draft))
-    }
+    if attn_implementation not in (None, *ATTENTIONS):
+        raise LoadingError(
+            f"model.attn_implementation={attn_implementation!r}: must be null or one of "
+            f"{', '.join(ATTENTIONS)}"
+        )
+    places = {role: _find(role, source) for role, source in (("target", target), ("draft", draft))}
+    tokenizers = {role: place.load_tokenizer() for role, place in places.items()}
     tokenizer = tokenizers["target"]
     check_same_tokenizer(tokenizer, tokenizers["draft"], target.name, draft.name)
     vocab_size = max(tokenizer.get_vocab().values()) + 1
     models = {
-        role: _load(AutoModelForCausalLM, role, source, dtype=DTYPES[dtype])
-        for role, source in (("target", target), ("draft", draft))
+        role: place.load_model(DTYPES[dtype], attn_implementation) for role, place in places.items()
     }
     for model in models.values():
-        model.eval().requires_grad_(False)
-    return make_pair(models["target"], models["draft"], tokenizer, vocab_size, target, draft)
+        model.eval().requires_grad_(False).to(device)
+    return make_pair(
+        *(models["target"], models["draft"], tokenizer, vocab_size),
+        target_source=replace(target, revision=places["target"].commit or target.revision),
+        draft_source=replace(draft, revision=places["draft"].commit or draft.revision),
+    )
 
 
 def make_pair(
@@ -106,27 +131,28 @@ def make_pair(
     draft_source: ModelSource,
 ) -> ModelPair:
     """Return loaded models as a pair; see `load_pair`."""
-    description = {
-        role: {
-            "name": source.name,
-            "revision": getattr(model.config, "_commit_hash", None) or source.revision,
-            "hidden_size": model.config.get_text_config().hidden_size,
-            "num_parameters": model.num_parameters(),
-        }
-        for role, source, model in (
-            ("target", target_source, target),
-            ("draft", draft_source, draft),
-        )
-    }
-    lengths = [model.config.get_text_config().max_position_embeddings for model in (target, draft)]
+    models = {"target": (target, target_source), "draft": (draft, draft_source)}
+    description = {role: _describe(*part) for role, part in models.items()}
     return ModelPair(
         target=HFLanguageModel(target, vocab_size),
         draft=HFLanguageModel(draft, vocab_size),
         tokenizer=tokenizer,
         description=description,
         eos_ids=_eos_ids(target, tokenizer),
-        context_length=min(lengths),
+        context_length=min(context_length(model.config) for model in (target, draft)),
     )
+
+
+def _describe(model: PreTrainedModel, source: ModelSource) -> dict[str, Any]:
+    """Return what records and heads say about a model; a local one has no known revision."""
+    return {
+        "name": source.name,
+        "revision": source.revision if source.path is None else None,
+        "hidden_size": model.config.get_text_config().hidden_size,
+        "num_parameters": model.num_parameters(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attn_implementation": model.config._attn_implementation,
+    }
 
 
 def check_same_tokenizer(
@@ -151,43 +177,103 @@ def check_same_tokenizer(
     )
 
 
-def _load(loader: Any, role: str, source: ModelSource, **options: Any) -> Any:
-    """Load from a local folder or the hub, turning each failure into one clear line."""
-    options["trust_remote_code"] = False
+@dataclass(frozen=True)
+class _Place:
+    """The files of one model, and how to load them.
+
+    Attributes:
+        key: The setting that names them, with its value.
+        where: Hub id or folder.
+        options: For every `from_pretrained` on them.
+        tokenizer_options: The same for the tokenizer.
+        commit: The commit on the hub; None for a local place.
+        hint: What may help if they cannot be loaded.
+    """
+
+    key: str
+    where: str
+    options: dict[str, Any]
+    tokenizer_options: dict[str, Any]
+    commit: str | None = None
+    hint: str = ""
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._load(AutoTokenizer, **self.tokenizer_options)
+
+    def load_model(self, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:
+        config = self._load(AutoConfig, **self.options)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise LoadingError(f"{self.key}: a model of type {config.model_type} is no causal one")
+        options = {"dtype": dtype, "config": config, **self.options}
+        if attn_implementation is not None:
+            options["attn_implementation"] = attn_implementation
+        if "gguf_file" in options:
+            options["quantization_config"] = GgufConfig(dequantize=True)
+        return self._load(AutoModelForCausalLM, **options)
+
+    def _load(self, loader: Any, **options: Any) -> Any:
+        """Call `from_pretrained`, turning each failure into one clear line."""
+        try:
+            return loader.from_pretrained(self.where, trust_remote_code=False, **options)
+        except torch.OutOfMemoryError:
+            raise
+        except _FAILURES as error:
+            lines = str(error).strip().splitlines()
+            raise LoadingError(
+                f"{self.key}: cannot be loaded ({lines[0] if lines else type(error).__name__})"
+                f"{self.hint}"
+            ) from error
+
+
+def _find(role: str, source: ModelSource) -> _Place:
+    """Return where a model's files are; LoadingError if nowhere."""
     if source.path is not None:
-        folder = _local_folder(role, source.path)
-        return loader.from_pretrained(folder, local_files_only=True, **options)
+        return _find_locally(f"model.{role}.path={source.path}", source.path)
+    key = f"model.{role}.name={source.name}"
+    hint = (
+        "; log in with `hf auth login` for gated models, or set "
+        f"model.{role}.path to a local folder or GGUF file"
+    )
     try:
-        return loader.from_pretrained(source.name, revision=source.revision, **options)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise LoadingError(
-            f"model.{role}.name={source.name}: cannot be loaded from the hub ({first_line}); log "
-            f"in with `hf auth login` for gated models, or set model.{role}.path to a local folder"
-        ) from error
+        copy = find_on_hub(source.name, source.revision)
+    except HubError as error:
+        raise LoadingError(f"{key}: cannot be loaded from the hub ({error}){hint}") from error
+    # By branch, not by commit: else the cache would not know which commit the branch was.
+    options = {"revision": source.revision, "local_files_only": copy.is_cached_only}
+    return _Place(key, source.name, options, options, copy.commit, hint)
 
 
-def _local_folder(role: str, path: str) -> Path:
+def _find_locally(key: str, path: str) -> _Place:
+    """Return a local folder or GGUF file as a place."""
+    place = Path(path).expanduser()
     if path.startswith("builtin:"):
-        folder = TINY_FOLDER / path.removeprefix("builtin:")
-    else:
-        folder = Path(path).expanduser()
-    if not (folder / "config.json").is_file():
-        state = "has no config.json" if folder.is_dir() else "does not exist"
-        raise LoadingError(
-            f"model.{role}.path={path}: the folder {state}; give one that save_pretrained wrote"
-        )
-    return folder
+        place = TINY_FOLDER / path.removeprefix("builtin:")
+    options: dict[str, Any] = {"local_files_only": True}
+    if place.is_file():
+        if place.suffix != ".gguf":
+            raise LoadingError(f"{key}: give a folder that save_pretrained wrote, or a .gguf file")
+        missing = [name for name in ("accelerate", "gguf") if find_spec(name) is None]
+        if missing:
+            raise LoadingError(
+                f"{key}: reading a GGUF file needs {' and '.join(missing)}; install what is needed "
+                "with pip install 'diversed[gguf]'"
+            )
+        with_file = {**options, "gguf_file": place.name}
+        folder = place.parent
+        has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+        return _Place(key, str(folder), with_file, options if has_tokenizer else with_file)
+    if not (place / "config.json").is_file():
+        kind = "file" if place.suffix == ".gguf" else "folder"
+        state = f"the {kind} {'has no config.json' if place.is_dir() else 'does not exist'}"
+        raise LoadingError(f"{key}: {state}; give one that save_pretrained wrote, or a .gguf file")
+    return _Place(key, str(place), options, options)
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return every id that ends a text: the generation config's, else the tokenizer's."""
     configured = model.generation_config.eos_token_id if model.generation_config else None
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    if configured is None:
-        return ()
-    return tuple(configured) if isinstance(configured, list) else (int(configured),)
+    ids = tokenizer.eos_token_id if configured is None else configured
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (int(ids),)
 
 
 def load_tiny_pair() -> ModelPair:

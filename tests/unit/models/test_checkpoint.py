@@ -73,7 +73,7 @@ def test_head_of_another_revision_may_be_used(pair):
 def test_head_without_a_pair_is_refused(pair):
     head = new_head(pair)
     head.pair = {}
-    with pytest.raises(LoadingError, match="belongs to the pair None@None"):
+    with pytest.raises(LoadingError, match="belongs to the pair None / None"):
         check_head_pair(head, pair, "folder")
 
 

@@ -2,10 +2,21 @@
 
 import itertools
 import shutil
+from importlib.util import find_spec
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_models import BASE, frozen, random_prompts
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BloomConfig,
+    BloomForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    T5Config,
+    ViTConfig,
+)
 
 from diversed.core.loop import DecodeSettings
 from diversed.core.verifiers import StaticVerifier
@@ -16,6 +27,7 @@ from diversed.models.loading import (
     ModelSource,
     load_pair,
     load_tiny_pair,
+    make_pair,
 )
 from diversed.tasks.arithmetic import draw_examples
 
@@ -78,9 +90,12 @@ def test_unknown_dtype_is_refused_by_name():
         load_pair(TARGET, DRAFT, dtype="int3")
 
 
-@pytest.mark.parametrize("path", ["/nowhere/model", "builtin:nowhere"])
-def test_missing_folder_names_key_and_path(path):
-    message = rf"model\.draft\.path={path}: the folder does not exist"
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/nowhere/model", "folder"), ("builtin:nowhere", "folder"), ("/nowhere/m.gguf", "file")],
+)
+def test_missing_folder_names_key_and_path(path, kind):
+    message = rf"model\.draft\.path={path}: the {kind} does not exist"
     with pytest.raises(LoadingError, match=message):
         load_pair(TARGET, ModelSource(name="mine", path=path))
 
@@ -108,16 +123,26 @@ def test_differing_tokenizers_are_refused_with_both_names(tmp_path):
         load_pair(TARGET, draft)
 
 
-def test_padded_vocabulary_of_one_model_changes_no_text(pair, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(TINY_FOLDER / "target")
-    width = model.config.vocab_size + 9
-    model.resize_token_embeddings(width, mean_resizing=False)
+def padded_copy(role, num_more, folder):
+    """Save an embedded model with more logits, high ones, than its tokenizer has ids."""
+    model = AutoModelForCausalLM.from_pretrained(TINY_FOLDER / role)
+    width = model.config.vocab_size
+    model.resize_token_embeddings(width + num_more, mean_resizing=False)
     with torch.no_grad():
-        model.get_output_embeddings().weight[-9:] = 50.0  # what lies there must not be drawn
-    model.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(TINY_FOLDER / "target").save_pretrained(tmp_path)
-    padded = load_pair(ModelSource(name="padded", path=str(tmp_path)), DRAFT)
-    assert padded.target.model.config.vocab_size == width
+        model.get_output_embeddings().weight[width:] = 50.0
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TINY_FOLDER / role).save_pretrained(folder)
+    return ModelSource(name=f"padded/{role}", path=str(folder))
+
+
+@pytest.mark.parametrize(("target_more", "draft_more"), [(9, 0), (0, 9), (40, 8), (8, 40)])
+def test_padded_vocabularies_change_no_text(pair, tmp_path, target_more, draft_more):
+    padded = load_pair(
+        padded_copy("target", target_more, tmp_path / "target"),
+        padded_copy("draft", draft_more, tmp_path / "draft"),
+    )
+    widths = [role.model.config.vocab_size for role in (padded.target, padded.draft)]
+    assert [width - pair.target.vocab_size for width in widths] == [target_more, draft_more]
     prompts = ["Ada has 3 pens. Ada buys 4 more pens. How many pens are there?\n", "Ben has"]
     texts = [
         SpeculativeDecoder(some, StaticVerifier(0.5), DecodeSettings(max_new_tokens=20))
@@ -127,3 +152,93 @@ def test_padded_vocabulary_of_one_model_changes_no_text(pair, tmp_path):
     ]
     assert texts[0] == texts[1]
     assert any(texts[0])
+
+
+@pytest.mark.parametrize("config", [T5Config(), ViTConfig()])
+def test_model_that_is_no_causal_one_is_refused_by_name(tmp_path, config):
+    """The hub's list of a hundred model types used to be the message."""
+    AutoTokenizer.from_pretrained(TINY_FOLDER / "draft").save_pretrained(tmp_path)
+    config.save_pretrained(tmp_path)
+    draft = ModelSource(name="some/model", path=str(tmp_path))
+    message = rf"model\.draft\.path={tmp_path}: a model of type {config.model_type} is no causal"
+    with pytest.raises(LoadingError, match=message):
+        load_pair(TARGET, draft)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "config.json"])
+def test_damaged_folder_is_one_clear_error(tmp_path, file):
+    """What the readers of each file raise used to come through."""
+    shutil.copytree(TINY_FOLDER / "draft", tmp_path, dirs_exist_ok=True)
+    (tmp_path / file).write_text("junk")
+    draft = ModelSource(name="some/model", path=str(tmp_path))
+    with pytest.raises(LoadingError, match=rf"^model\.draft\.path={tmp_path}: cannot be .+\)$"):
+        load_pair(TARGET, draft)
+
+
+def test_file_that_is_no_gguf_is_refused_by_name(tmp_path):
+    file = tmp_path / "model.bin"
+    file.write_text("junk")
+    draft = ModelSource(name="some/model", path=str(file))
+    with pytest.raises(LoadingError, match=rf"model\.draft\.path={file}: give a folder.*\.gguf"):
+        load_pair(TARGET, draft)
+
+
+def test_attention_is_the_one_asked_for_and_changes_no_text():
+    texts = []
+    for name in ("eager", "sdpa"):
+        pair = load_pair(TARGET, DRAFT, attn_implementation=name)
+        for role in ("target", "draft"):
+            assert pair.description[role]["attn_implementation"] == name
+            assert getattr(pair, role).model.config._attn_implementation == name
+        decoder = SpeculativeDecoder(pair, StaticVerifier(0.5), DecodeSettings(max_new_tokens=20))
+        texts.append(decoder.generate(["Ada has 3 pens.", "Ben has"]).texts)
+    assert texts[0] == texts[1]
+
+
+def test_unknown_attention_is_refused_by_name():
+    message = r"model\.attn_implementation='fast': must be null or one of eager, sdpa, flash"
+    with pytest.raises(LoadingError, match=message):
+        load_pair(TARGET, DRAFT, attn_implementation="fast")
+
+
+@pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash-attn is installed")
+def test_attention_without_its_package_is_one_clear_error():
+    with pytest.raises(LoadingError, match=r"model\.target\.path=.*FlashAttention2.*not"):
+        load_pair(TARGET, DRAFT, attn_implementation="flash_attention_2")
+
+
+def phi3(length_before_extension):
+    torch.manual_seed(0)
+    config = Phi3Config(
+        **BASE,
+        num_key_value_heads=2,
+        original_max_position_embeddings=length_before_extension,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+        },
+    )
+    return frozen(Phi3ForCausalLM(config))
+
+
+def test_context_ends_where_longrope_turns_to_other_frequencies(pair):
+    """Behind that length the cache used to hold keys of other frequencies than the queries."""
+    model = phi3(16)
+    limited = make_pair(model, phi3(32), pair.tokenizer, BASE["vocab_size"], TARGET, DRAFT)
+    assert limited.context_length == 16
+    lm, ids = limited.target, torch.tensor(random_prompts([20]))
+    lm.start(ids[:, :13], torch.ones(1, 13, dtype=torch.bool))
+    logits = lm.step(ids[:, 12:16]).logits[0]
+    within, beyond = (model(ids[:, :end]).logits[0, 12:16] for end in (16, 20))
+    assert torch.allclose(logits, within, atol=1e-4)
+    assert not torch.allclose(logits, beyond, atol=1e-2)  # what the limit keeps out
+
+
+def test_context_of_models_without_a_longest_length_is_open(pair):
+    """Their config used to end in an AttributeError."""
+    config = BloomConfig(vocab_size=BASE["vocab_size"], hidden_size=32, n_layer=2, n_head=4)
+    models = [frozen(BloomForCausalLM(config)) for _ in range(2)]
+    opened = make_pair(*models, pair.tokenizer, BASE["vocab_size"], TARGET, DRAFT)
+    assert opened.context_length > 10**9
