@@ -204,7 +204,9 @@ class CascadeVerifier(LawVerifier):
     - token_v1, token_v2 and token_v3 keep single tokens: pi = q 1[S] + p (1 - q(S)), with S the
       tokens of qu(v) >= max pu - a, of pu(v) >= max pu - a, of pu(v) >= (1 - a) max pu.
 
-    Lossy. token_v2 and token_v3 are so at a = 0 too: S then holds the target's best token.
+    Lossy. token_v2 and token_v3 are so at a = 0 too: S then holds the target's best token. With the
+    token rules a larger `a` may lower the acceptance, and p = q is no fixed point: both follow from
+    the published pi.
 
     At temperature 0 the draft's token passes where the draft is kept, or where it is in S.
 

@@ -22,7 +22,7 @@ from diversed.core.types import DecodeResult, Status
 from diversed.core.verifiers import DiversedVerifier, make_verifier
 
 FALSE_ALARM = 1e-6
-NUM_ROWS = 5000
+NUM_ROWS = 4000
 NUM_TOKENS = 6
 VOCAB_SIZE = 4
 PROMPT = [2, 1]

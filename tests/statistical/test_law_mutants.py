@@ -1,6 +1,6 @@
 """Faults injected into the shipped functions: the test of test_law.py must reject each.
 
-n = 5000, seed 0, as there. Each case is accepted as shipped and rejected with the fault.
+n = 4000, seed 0, as there. Each case is accepted as shipped and rejected with the fault.
 """
 
 import functools
