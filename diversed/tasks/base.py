@@ -81,6 +81,14 @@ class Task(ABC):
         answer = example.get("answer")
         return None if answer is None else str(answer)
 
+    def reference_completion(self, example: Example) -> str | None:
+        """Return a right completion of the prompt from the data, or None where there is none.
+
+        It is what a model learns from: the worked solution if there is one, else the answer.
+        """
+        solution = example.get("solution")
+        return self.reference(example) if solution is None else str(solution)
+
     def settle(  # noqa: B027 - most tasks leave nothing open
         self, *, has_chat_template: bool, context_length: int, is_training: bool = False
     ) -> None:

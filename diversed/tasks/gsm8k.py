@@ -22,6 +22,7 @@ NUM_BOXES = 20
 
 _NEXT_QUESTION = re.compile(r"(?<=\S)\s*\bQuestion:")
 _HEADING = re.compile(r"[^A-Za-z0-9]*(?:step|part|case)\b", re.IGNORECASE)
+_CALCULATION = re.compile(r"<<[^<>]*>>")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*")
 
 SHOTS = (
@@ -98,6 +99,11 @@ class Gsm8kTask(LoadedTask):
         """Return the question."""
         question: str = example["question"]
         return question
+
+    def reference_completion(self, example: Example) -> str | None:
+        """Return the worked solution without the data set's marks for a calculator, `<<6*2=12>>`."""
+        solution = _CALCULATION.sub("", example["solution"])
+        return super().reference_completion({**example, "solution": solution})
 
     def extract(self, text: str) -> str | None:
         """Return the stated number in one spelling, or None where there is none."""

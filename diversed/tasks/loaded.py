@@ -78,6 +78,11 @@ class LoadedTask(Task):
         """Return what poses an example."""
         return self.prompts.build(self.posed_text(example))
 
+    def reference_completion(self, example: Example) -> str | None:
+        """Return the data's own answer as it stands behind a prompt of the settled style."""
+        answer = super().reference_completion(example)
+        return None if answer is None else self.prompts.completion(answer)
+
     def provenance(self) -> dict[str, Any]:
         """Return where the rows came from and how they are posed."""
         return self.loader.provenance() | self.prompts.describe()

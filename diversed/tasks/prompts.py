@@ -115,6 +115,11 @@ class PromptBuilder:
         shots = self._shots[: self.num_shots]
         return self._plain(text, shots) if self.style == "plain" else self._chat(text, shots)
 
+    def completion(self, answer: str) -> str:
+        """Return an answer as the text that follows a prompt which `build` has made."""
+        is_inline = self.style == "plain" and not self._template.is_multiline
+        return f" {answer}" if is_inline else answer
+
     def describe(self) -> dict[str, Any]:
         """Return style and number of shots, as settled, for the manifest."""
         return {"prompt": self.style, "num_shots": self.num_shots}

@@ -135,6 +135,11 @@ class ReasoningGymTask(Task):
         """Return what poses the question."""
         return self._prompts.build(example["question"])
 
+    def reference_completion(self, example: Example) -> str | None:
+        """Return the right answer in its tag, or None where there are many."""
+        answer = example["answer"]
+        return None if answer is None else self._prompts.completion(_tagged(answer))
+
     def extract(self, text: str) -> str | None:
         """Return what stands in the last answer tag, closed or not; None without a tag.
 
@@ -222,10 +227,14 @@ class ReasoningGymTask(Task):
         """Return the first training rows as worked examples, if they have one right answer."""
         self._draw("train", NUM_SHOTS)
         return [
-            Shot(row["question"], f"{OPEN_TAG}{row['answer']}{CLOSE_TAG}")
+            Shot(row["question"], _tagged(row["answer"]))
             for row in self._rows["train"][:NUM_SHOTS]
             if isinstance(row["answer"], str)
         ]
+
+
+def _tagged(answer: str) -> str:
+    return f"{OPEN_TAG}{answer}{CLOSE_TAG}"
 
 
 def _split_of(content: str) -> str:
