@@ -19,8 +19,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train a head on the embedded pair, evaluate, draw
 	$(RUN) -m diversed.demo
 
-figures: $(READY)  ## redraw the figure from the records in RECORDS
-	$(RUN) -m diversed.demo --figures-only --records $(RECORDS)
+figures: $(READY)  ## execute the notebooks of analysis/ on the records in RECORDS, into analysis/out/
+	$(RUN) -m diversed.notebooks --records '$(RECORDS)'
 
 lint: $(READY)  ## lint and types
 	$(VENV)/bin/ruff check .

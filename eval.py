@@ -6,7 +6,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from diversed.config import run_job, run_script
+from diversed.config import run_check, run_job, run_script
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "conf"
 
@@ -14,9 +14,9 @@ CONFIG_FOLDER = Path(__file__).resolve().parent / "conf"
 @hydra.main(version_base="1.3", config_path="conf", config_name="eval")
 def main(cfg: DictConfig) -> Any:
     """Run one job."""
-    from diversed.app import evaluate
+    from diversed.app import check, evaluate
 
-    return run_job(evaluate, cfg)
+    return run_check(check, cfg) if cfg.check else run_job(evaluate, cfg)
 
 
 if __name__ == "__main__":

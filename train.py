@@ -6,7 +6,7 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from diversed.config import run_job, run_script
+from diversed.config import run_check, run_job, run_script
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "conf"
 
@@ -14,9 +14,9 @@ CONFIG_FOLDER = Path(__file__).resolve().parent / "conf"
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> Any:
     """Run one job."""
-    from diversed.app import train
+    from diversed.app import check, train
 
-    return run_job(train, cfg)
+    return run_check(check, cfg) if cfg.check else run_job(train, cfg)
 
 
 if __name__ == "__main__":

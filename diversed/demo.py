@@ -26,22 +26,25 @@ from rich.text import Text
 
 from diversed.app import build_decoder, evaluate, train
 from diversed.config import InputError, Interrupted, register_schemas
-from diversed.evaluation.summary import distance_to_static_front, summarise
+from diversed.evaluation.summary import FRONT_SETTINGS, distance_to_static_front
 from diversed.evaluation.timing import interleaved_speeds, speed_ratio
+from diversed.figures.front import plot_front
 from diversed.figures.labels import label
-from diversed.figures.plots import plot_front, save_figure
+from diversed.figures.study_tables import distance_text
+from diversed.figures.style import save_figure
 from diversed.figures.tables import MISSING, results_table, to_markdown
 from diversed.generation import row_key
+from diversed.notebooks.data import SPEEDS_FILE, RecordSet
 from diversed.records.store import (
     TRACE_FILE,
     RecordsError,
     read_manifest,
     read_records,
-    read_runs,
     read_trace,
     write_json,
 )
 from diversed.theory.bootstrap import Interval
+from diversed.theory.front import LowerBound
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +52,6 @@ CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 STATIC_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.85, 0.9, 0.95)  # w = 1 is the lossless run
 NUM_TIMED_PROMPTS = 16
 NUM_SAMPLES = 3
-SPEEDS_FILE = "speeds.csv"
 SAMPLES_FILE = "samples.txt"
 MARKS = {"accepted": ("", "", "green"), "recovered": ("[", "]", "red"), "bonus": ("{", "}", "blue")}
 
@@ -116,8 +118,8 @@ def report(folder: Path, console: Console) -> None:
     Raises:
         RecordsError: There are no records below the folder.
     """
-    records = read_runs(folder)
-    table = summarise(records)
+    runs = RecordSet(folder)
+    records, table = runs.records, runs.summary.copy()
     speeds = None
     table["tokens_per_second"] = math.nan  # those of the records are of whole batches
     if (folder / SPEEDS_FILE).is_file():
@@ -125,16 +127,14 @@ def report(folder: Path, console: Console) -> None:
         sums = speeds.groupby("run_name")[["num_tokens", "seconds"]].sum()
         per_second = sums["num_tokens"] / sums["seconds"]
         table["tokens_per_second"] = table["run_name"].map(per_second)
-    figures = save_figure(plot_front(table, quality_label="accuracy"), folder / "front")
+    figure = plot_front(table, band=runs.bands, quality_label="accuracy")
+    figures = save_figure(figure, folder / "front")
     display = results_table(table)
     (folder / "results.md").write_text(to_markdown(display))
     _print_table(display, console)
     results: dict[str, Any] = {}
-    has_front = table["method"].isin(["static", "lossless"]).any()
-    if not has_front:
-        console.print("no static or lossless run: there is no front to measure from")
     for run_name in table.loc[table["method"] == "diversed", "run_name"]:
-        results[run_name] = _print_distances(records, run_name, console) if has_front else {}
+        results[run_name] = _print_distances(records, run_name, console)
         if speeds is not None:
             results[run_name]["speed"] = _print_speeds(table, speeds, run_name, console)
     write_json(folder / "distances.json", results)
@@ -152,12 +152,18 @@ def _config(name: str, *overrides: str) -> DictConfig:
         return cfg
 
 
-def _interval_text(interval: Interval) -> str:
-    """Return an interval as text, such as "+0.387 [+0.350, +0.420]"."""
-    if not math.isnan(interval.low):
-        return f"{interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-    share = interval.num_undefined_resamples / interval.num_resamples
-    return f"{interval.estimate:+.3f} (no interval: beyond the front in {share:.0%} of resamples)"
+def _interval_text(interval: Interval, bound: LowerBound | None = None) -> str:
+    """Return a distance as text, such as "+0.387 [+0.350, +0.420]".
+
+    Where it has no two-sided interval, its one-sided bound takes the place, if there is one.
+    """
+    return distance_text(
+        interval.estimate,
+        interval.low,
+        interval.high,
+        bound=math.nan if bound is None else bound.low,
+        undefined_frac=interval.undefined_frac,
+    )
 
 
 def _print_table(display: pd.DataFrame, console: Console) -> None:
@@ -182,17 +188,40 @@ def _print_table(display: pd.DataFrame, console: Console) -> None:
 
 
 def _print_distances(records: pd.DataFrame, run_name: str, console: Console) -> dict[str, Any]:
-    distance = distance_to_static_front(records, run_name)
+    """Print how far a head lies above the static runs of its own settings, and return it."""
+    peers = _peers(records, run_name)
+    if not peers["method"].isin(["static", "lossless"]).any():
+        console.print(
+            f"{run_name}: no static or lossless run with its settings, so no front to measure from",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+        return {}
+    distance = distance_to_static_front(peers, run_name)
     console.print(f"\n{run_name} above the static points (95 % interval, paired over prompts):")
-    for comparison, interval in (
-        ("hull, accuracy at equal acceptance", distance.quality_above_hull),
-        ("hull, acceptance at equal accuracy", distance.acceptance_above_hull),
-        ("curve, accuracy at equal acceptance", distance.quality_above_curve),
-        ("curve, acceptance at equal accuracy", distance.acceptance_above_curve),
+    hull_bound, curve_bound = (
+        distance.acceptance_above_hull_bound,
+        distance.acceptance_above_curve_bound,
+    )
+    for comparison, interval, bound in (
+        ("hull, accuracy at equal acceptance", distance.quality_above_hull, None),
+        ("hull, acceptance at equal accuracy", distance.acceptance_above_hull, hull_bound),
+        ("curve, accuracy at equal acceptance", distance.quality_above_curve, None),
+        ("curve, acceptance at equal accuracy", distance.acceptance_above_curve, curve_bound),
     ):
-        text = f"  {comparison}: {_interval_text(interval)}"
+        text = f"  {comparison}: {_interval_text(interval, bound)}"
         console.print(text, soft_wrap=True, highlight=False, markup=False)
     return asdict(distance)
+
+
+def _peers(records: pd.DataFrame, run_name: str) -> pd.DataFrame:
+    """Return the records of a run and of all that may share a front with it."""
+    own = records[records["run_name"] == run_name].iloc[0]
+    is_peer = pd.Series(True, index=records.index)
+    for name in FRONT_SETTINGS:
+        is_peer &= (records[name] == own[name]) | (records[name].isna() & pd.isna(own[name]))
+    return records[is_peer]
 
 
 def _print_speeds(

@@ -11,33 +11,60 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from diversed.app.lifecycle import running, working_folder
+from diversed.app.processes import Seat, joined
 from diversed.app.runs import run_columns, write_run_manifest
-from diversed.app.setup import Setup, set_up
+from diversed.app.setup import Setup, set_up, trains_head
 from diversed.config import input_errors
-from diversed.evaluation.runner import corpus_metrics, evaluate_task
+from diversed.evaluation.runner import Evaluation, corpus_metrics, evaluate_task, joined_parts
 from diversed.evaluation.summary import summarise
+from diversed.generation import PromptError
+from diversed.prompting import fit_prompt
 from diversed.records.store import read_records, write_records, write_trace
+from diversed.tracking.loggers import RunLoggers
+from diversed.training.distributed import gather_on_first
 
 logger = logging.getLogger(__name__)
 
 
-def evaluate(cfg: DictConfig, folder: Path) -> dict[str, float]:
+def evaluate(cfg: DictConfig, folder: Path, seat: Seat | None = None) -> dict[str, float]:
     """Decode and score a split with a verifier; write records, trace and manifest.
 
     Args:
         cfg: Composed from `conf/eval.yaml`.
         folder: Where the run is written.
+        seat: Of a process that `app.processes` has started.
 
     Returns:
-        The run's summary numbers.
+        The run's summary numbers; nothing in processes other than the first.
 
     Raises:
         InputError: The config asks for something that cannot be.
     """
     with input_errors():
-        setup = set_up(cfg)
+        setup = set_up(cfg, seat)
+        _check_prompts(setup)
     run = run_columns(cfg, setup.decoder, setup.task)
-    return evaluate_run(cfg, folder, setup, run)
+    with (
+        working_folder(cfg, folder, setup.fabric) as run_folder,
+        joined(evaluate, cfg, run_folder, setup.fabric) as run_folder,
+        running(cfg, run_folder, setup, run) as loggers,
+    ):
+        return evaluate_run(cfg, run_folder, setup, run, loggers)
+
+
+def _check_prompts(setup: Setup) -> None:
+    """Raise PromptError if not one prompt can be decoded, before anything is written."""
+    first: PromptError | None = None
+    for example in setup.examples:
+        try:
+            fit_prompt(setup.decoder, setup.task, example)
+        except PromptError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
 
 
 def evaluate_run(
@@ -45,38 +72,48 @@ def evaluate_run(
     folder: Path,
     setup: Setup,
     run: dict[str, Any],
+    loggers: RunLoggers,
     results: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Decode, score, and write the run's records."""
+    """Decode, score, and write the run's records; every process its part, the first one writes.
+
+    Args:
+        cfg: With the group `evaluation`.
+        folder: The run's folder, with a manifest.
+        setup: What is evaluated.
+        run: The run's columns.
+        loggers: Get the numbers and some samples.
+        results: Of the training before, for the manifest and the loggers.
+    """
     settings = cfg.evaluation
+    fabric = setup.fabric
     logger.info("evaluating %s on %d prompts", run["run_name"], len(setup.examples))
     with input_errors(), _progress(run["run_name"]) as bar:
-        task_id = bar.add_task(
-            run["run_name"], total=len(setup.examples) * settings.samples_per_prompt
-        )
+        num_rows = len(setup.examples) * settings.samples_per_prompt
+        task_id = bar.add_task(run["run_name"], total=-(-num_rows // fabric.world_size))
         evaluation = evaluate_task(
             setup.decoder,
             setup.task,
             setup.examples,
             samples_per_prompt=settings.samples_per_prompt,
             batch_size=settings.batch_size,
+            part=fabric.global_rank,
+            num_parts=fabric.world_size,
             progress=lambda number: bar.advance(task_id, number),
         )
-    write_run_manifest(cfg, folder, setup.pair, setup.task, run, status="running")
+    parts = gather_on_first(evaluation)
+    if not fabric.is_global_zero:
+        return {}
+    evaluation = joined_parts(parts, [example["id"] for example in setup.examples])
     if settings.writes_trace:
         write_trace(folder, evaluation.trace)
     write_records(folder, evaluation.rows, settings.records_format)
     metrics = corpus_metrics(setup.task, setup.examples, evaluation.rows)
     numbers = _summary_numbers(read_records(folder)) | metrics
-    write_run_manifest(
-        cfg,
-        folder,
-        setup.pair,
-        setup.task,
-        run,
-        status="finished",
-        results={**(results or {}), **numbers},
-    )
+    results = {**(results or {}), **numbers}
+    step = cfg.objective.num_rollouts if trains_head(cfg) else 0
+    loggers.log_evaluation(results, _samples(evaluation, loggers.num_samples), step)
+    write_run_manifest(cfg, folder, setup.pair, setup.task, run, "finished", results)
     shown = ("quality", "expected_acceptance", "acceptance_rate", "block_efficiency", *metrics)
     text = ", ".join(f"{name} {numbers[name]:.3f}" for name in shown if name in numbers)
     logger.info("%s: %s", run["run_name"], text)
@@ -86,6 +123,19 @@ def evaluate_run(
         logger.warning("%d prompts were cut to fit the context", numbers["num_cut_prompts"])
     logger.info("records in %s", folder)
     return numbers
+
+
+def _samples(evaluation: Evaluation, number: int) -> dict[str, list[dict[str, Any]]]:
+    """Return the first completions that have a score, and every token of them, as tables."""
+    rows = [row for row in evaluation.rows if row["error"] is None][:number]
+    if not rows:
+        return {}
+    keys = pd.MultiIndex.from_tuples([(row["prompt_id"], row["sample"]) for row in rows])
+    trace = evaluation.trace
+    is_shown = pd.MultiIndex.from_frame(trace[["prompt_id", "sample"]]).isin(keys)
+    names = list(map(str, trace.columns))
+    tokens = [dict(zip(names, row, strict=True)) for row in trace[is_shown].to_numpy().tolist()]
+    return {"samples": rows, "trace": tokens}
 
 
 def _summary_numbers(records: pd.DataFrame) -> dict[str, float]:

@@ -1,6 +1,5 @@
-"""A job as a run: its columns, its manifest, the folder it resumes in."""
+"""A job as a run: its columns, its manifest, its command."""
 
-import logging
 import shlex
 import sys
 from pathlib import Path
@@ -9,16 +8,13 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from diversed.config import InputError
+from diversed.config import DecodingConfig
 from diversed.core.verifiers import DiversedVerifier, StaticVerifier
 from diversed.generation import SpeculativeDecoder
 from diversed.models.loading import ModelPair
-from diversed.records.folders import differing_keys
 from diversed.records.manifest import build_manifest
-from diversed.records.store import MANIFEST_FILE, RecordsError, read_manifest, write_manifest
+from diversed.records.store import MANIFEST_FILE, read_manifest, write_manifest
 from diversed.tasks.base import Task
-
-logger = logging.getLogger(__name__)
 
 
 def run_columns(
@@ -30,10 +26,12 @@ def run_columns(
     dial = verifier.dial if isinstance(verifier, DiversedVerifier) else None
     sampling = decoder.settings.sampling
     if isinstance(verifier, DiversedVerifier):
-        if head_weight is None:
-            head_weight = _head_weight(cfg.verifier.checkpoint)
+        head = {} if head_weight is not None else _head_run(cfg.verifier.checkpoint)
+        head_weight = head.get("acceptance_weight", head_weight)
         setting = f"-lambda{head_weight:g}" if head_weight is not None else ""
         setting += f"-dial{dial:g}" if dial else ""
+        setting += f"-from-{head['data']}" if head.get("data", task.name) != task.name else ""
+        setting += f"-head{head['seed']}" if head.get("seed", cfg.seed) != cfg.seed else ""
     elif weight is not None:
         setting = f"-w{weight:g}"
     else:
@@ -44,7 +42,8 @@ def run_columns(
         )
     return {
         "run_name": cfg.name
-        or f"{cfg.model.name}-{task.name}-{verifier.name}{setting}-seed{cfg.seed}",
+        or f"{cfg.model.name}-{task.name}-{verifier.name}{setting}"
+        f"{_unusual_decoding(cfg.decoding)}-seed{cfg.seed}",
         "method": verifier.name,
         "model": cfg.model.name,
         "data": task.name,
@@ -66,11 +65,22 @@ def run_columns(
     }
 
 
-def _head_weight(checkpoint: str | None) -> float | None:
-    """Return the lambda that a run's head was trained with, where its manifest is at hand."""
+def _unusual_decoding(decoding: DictConfig) -> str:
+    """Return what of the decoding is not the default, as a part of the run's name."""
+    usual = DecodingConfig()
+    letters = {"draft_length": "N", "temperature": "T", "top_k": "topk", "top_p": "topp"}
+    return "".join(
+        f"-{letter}{decoding[key]:g}"
+        for key, letter in letters.items()
+        if decoding[key] != getattr(usual, key)
+    )
+
+
+def _head_run(checkpoint: str | None) -> dict[str, Any]:
+    """Return the columns of the run that a head comes from; none where it is not at hand."""
     manifest = run_manifest(checkpoint)
-    weight: float | None = None if manifest is None else manifest["run"]["acceptance_weight"]
-    return weight
+    columns: dict[str, Any] = {} if manifest is None else manifest["run"]
+    return columns
 
 
 def run_manifest(checkpoint: str | None) -> dict[str, Any] | None:
@@ -100,8 +110,8 @@ def write_run_manifest(
     run: dict[str, Any],
     status: str,
     results: dict[str, Any] | None = None,
-) -> None:
-    """Write what the run is, where it stands, and what came out of it."""
+) -> dict[str, Any]:
+    """Write what the run is, where it stands, and what came out of it; return all that."""
     manifest = build_manifest(
         run=run,
         config=plain(cfg),
@@ -112,36 +122,7 @@ def write_run_manifest(
         data=task.provenance(),
     )
     write_manifest(folder, manifest)
-
-
-def resume_folder(cfg: DictConfig, folder: Path) -> Path:
-    """Return the folder to write to: this job's own, or that of the run to resume."""
-    if cfg.resume is None:
-        return folder
-    wanted = plain(cfg)
-    if cfg.resume == "auto":
-        candidates = [path.parent for path in folder.parent.glob(f"*/{MANIFEST_FILE}")]
-        for candidate in sorted(candidates, reverse=True):
-            try:
-                manifest = read_manifest(candidate)
-            except RecordsError as error:
-                logger.warning("resume=auto: passed over %s", error)
-                continue
-            if manifest["status"] != "finished" and not differing_keys(wanted, manifest["config"]):
-                return candidate
-        logger.info("resume=auto: no unfinished run of this config in %s", folder.parent)
-        return folder
-    old = Path(str(cfg.resume)).expanduser().resolve()
-    if not (old / MANIFEST_FILE).is_file():
-        raise InputError(f"resume={cfg.resume}: no run there; give auto or the folder of a run")
-    manifest = read_manifest(old)
-    differing = differing_keys(wanted, manifest["config"])
-    if differing:
-        raise InputError(
-            f"resume={cfg.resume}: that run has another config ({', '.join(differing)}); repeat "
-            "its command and add resume=..."
-        )
-    return old
+    return manifest
 
 
 def job_command() -> str:

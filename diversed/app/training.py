@@ -2,28 +2,30 @@
 
 import logging
 import shlex
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from lightning import Trainer
-from lightning.pytorch.callbacks import RichProgressBar
 from omegaconf import DictConfig
 
 from diversed.app.evaluation import evaluate_run
-from diversed.app.runs import job_command, plain, resume_folder, run_columns, write_run_manifest
+from diversed.app.fitting import calm_interrupt, make_trainer
+from diversed.app.lifecycle import running, working_folder
+from diversed.app.processes import Seat, joined
+from diversed.app.runs import job_command, run_columns
 from diversed.app.setup import Setup, first_examples, set_up
 from diversed.config import InputError, Interrupted, discard_job_folder, input_errors
 from diversed.core.verifiers import DiversedVerifier
+from diversed.models.checkpoint import save_head
 from diversed.models.head import EnsembleHead
 from diversed.objective.acceptance import ObjectiveSettings
 from diversed.prompting import fit_prompt
+from diversed.records.store import replace_folder
 from diversed.training.callbacks import HeadKeeper, read_checkpoint_step
 from diversed.training.data import PromptDataModule
+from diversed.training.distributed import from_first
 from diversed.training.module import DiversedModule
 
 logger = logging.getLogger(__name__)
@@ -32,85 +34,103 @@ CHECKPOINT_FILE = "checkpoint.ckpt"
 HEAD_FOLDER = "head"
 NUM_VALIDATION_PROMPTS = 192
 
+_Parts = tuple[DiversedModule, PromptDataModule, HeadKeeper]
 
-def train(cfg: DictConfig, folder: Path) -> dict[str, float]:
+
+def train(cfg: DictConfig, folder: Path, seat: Seat | None = None) -> dict[str, float]:
     """Train a head, keep the best on validation prompts, and evaluate it.
 
     Args:
         cfg: Composed from `conf/train.yaml`.
         folder: Where the run is written, unless `resume` names an older folder.
+        seat: Of a process that `app.processes` has started.
 
     Returns:
-        Summary numbers of the evaluation.
+        Summary numbers of the evaluation; nothing in processes other than the first.
 
     Raises:
         InputError: The config asks for something that cannot be.
         Interrupted: The user stopped the run.
     """
     with input_errors():
-        objective = _objective(cfg)
-        if not str(cfg.verifier.get("_target_", "")).endswith("checkpoint_verifier"):
-            raise InputError("verifier: train.py trains the head of verifier=diversed, no other")
-        setup = set_up(cfg)
-        run_folder = resume_folder(cfg, folder)
-        module, data, keeper = _training(cfg, setup, objective, run_folder)
-        run = run_columns(cfg, setup.decoder, setup.task, head_weight=objective.acceptance_weight)
-        checkpoint = run_folder / CHECKPOINT_FILE
-        num_rollouts = cfg.objective.num_rollouts
-        trainer = None
-        if not checkpoint.is_file() or read_checkpoint_step(checkpoint) < num_rollouts:
-            trainer = _trainer(cfg, run_folder, run, keeper)
-    if run_folder.resolve() != folder.resolve():
-        discard_job_folder(folder)
-        logger.info("resuming %s", run_folder)
-    write_run_manifest(cfg, run_folder, setup.pair, setup.task, run, status="running")
-    logger.info("training a head in %s", run_folder)
-    if trainer is not None:
-        with _calm_interrupt(keeper):
-            trainer.fit(
-                module,
-                data,
-                ckpt_path=str(checkpoint) if checkpoint.is_file() else None,
-                weights_only=True,
-            )
-        if module.rollout_step < num_rollouts:
+        objective = objective_settings(cfg)
+        setup = set_up(cfg, seat)
+    with working_folder(cfg, folder, setup.fabric) as run_folder:
+        with input_errors():
+            parts = _training(cfg, setup, objective, run_folder)
+            run = run_columns(cfg, setup.decoder, setup.task, objective.acceptance_weight)
+        if run_folder.resolve() != folder.resolve():
+            discard_job_folder(folder)
+            logger.info("resuming %s", run_folder)
+        with joined(train, cfg, run_folder, setup.fabric) as run_folder:
+            return _train_and_evaluate(cfg, run_folder, setup, run, parts)
+
+
+def _train_and_evaluate(
+    cfg: DictConfig, run_folder: Path, setup: Setup, run: dict[str, Any], parts: _Parts
+) -> dict[str, float]:
+    """Do the job in a folder that is this run's; every process its part, the first one writes."""
+    module, data, keeper = parts
+    checkpoint = run_folder / CHECKPOINT_FILE
+    num_rollouts = cfg.objective.num_rollouts
+    start_step = from_first(read_checkpoint_step(checkpoint) if checkpoint.is_file() else 0)
+    with input_errors():
+        trainer = make_trainer(cfg, setup, keeper) if start_step < num_rollouts else None
+    state = partial(_state, checkpoint)
+    with running(cfg, run_folder, setup, run, start_step=start_step, state=state) as loggers:
+        logger.info("training a head in %s", run_folder)
+        if trainer is None:
+            found = torch.load(checkpoint, map_location="cpu", weights_only=True)
+            keeper.load_state_dict(found["callbacks"][keeper.state_key])
+        else:
+            trainer.loggers = loggers.loggers
+            with calm_interrupt(keeper.request_stop, "rollout"):
+                path = str(checkpoint) if start_step else None
+                trainer.fit(module, data, ckpt_path=path, weights_only=True)
+            if module.rollout_step < num_rollouts:
+                raise Interrupted(
+                    f"stopped after {module.rollout_step} of {num_rollouts} rollouts, saved; "
+                    f"{_advice(run_folder)}"
+                )
+        keeper.load_best(module)
+        module.head.eval().to(setup.pair.device)  # Lightning leaves it on the CPU
+        if setup.fabric.is_global_zero:
+            replace_folder(run_folder / HEAD_FOLDER, partial(save_head, module.head))
+        logger.info("best head after rollout %d: %s", keeper.best_step, run_folder / HEAD_FOLDER)
+        chosen = {
+            "best_rollout": keeper.best_step,
+            "validation_objective": keeper.best_objective,
+            "validation": keeper.history,
+        }
+        try:
+            return evaluate_run(cfg, run_folder, setup, run, loggers, chosen)
+        except KeyboardInterrupt:
             raise Interrupted(
-                f"stopped after {module.rollout_step} of {num_rollouts} rollouts, saved; go on "
-                f"with: {job_command()} {shlex.quote(f'resume={run_folder}')}"
-            )
-    else:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        keeper.load_state_dict(state["callbacks"][keeper.state_key])
-    keeper.load_best(module)
-    module.head.eval().save_pretrained(run_folder / HEAD_FOLDER)
-    logger.info("best head after rollout %d: %s", keeper.best_step, run_folder / HEAD_FOLDER)
-    chosen = {
-        "best_rollout": keeper.best_step,
-        "validation_objective": keeper.best_objective,
-        "validation": keeper.history,
-    }
-    try:
-        numbers = evaluate_run(cfg, run_folder, setup, run, chosen)
-    except KeyboardInterrupt:
-        resume = shlex.quote(f"resume={run_folder}")
-        raise Interrupted(
-            f"stopped in the evaluation, the head is saved; go on with: {job_command()} {resume}"
-        ) from None
-    if trainer is not None and trainer.logger is not None:
-        _close_logger(trainer.logger, numbers, num_rollouts)
-    return numbers
+                f"stopped in the evaluation, the head is saved; {_advice(run_folder)}"
+            ) from None
 
 
-def _close_logger(run_logger: Any, numbers: dict[str, float], step: int) -> None:
-    """Log the evaluation's numbers, and end a tracker's run so that the next job starts its own."""
-    run_logger.log_metrics({f"test/{name}": value for name, value in numbers.items()}, step=step)
-    run_logger.save()
-    finish = getattr(run_logger.experiment, "finish", None)
-    if finish is not None:
-        finish()
+def _advice(run_folder: Path) -> str:
+    return f"go on with: {job_command()} {shlex.quote(f'resume={run_folder}')}"
 
 
-def _objective(cfg: DictConfig) -> ObjectiveSettings:
+def _state(checkpoint: Path) -> str:
+    """Return how far a run has come that cannot go on."""
+    if not checkpoint.is_file():
+        return "there is no checkpoint yet"
+    step = read_checkpoint_step(checkpoint)
+    return f"the last good checkpoint, after rollout {step}, is {checkpoint}"
+
+
+def check_training(cfg: DictConfig, setup: Setup, folder: Path) -> None:
+    """Raise what training would raise before it begins; `folder` is named in messages alone."""
+    _training(cfg, setup, objective_settings(cfg), folder)
+
+
+def objective_settings(cfg: DictConfig) -> ObjectiveSettings:
+    """Return what is maximised; InputError where the job cannot train at all."""
+    if not str(cfg.verifier.get("_target_", "")).endswith("checkpoint_verifier"):
+        raise InputError("verifier: train.py trains the head of verifier=diversed, no other")
     objective = cfg.objective
     return ObjectiveSettings(
         acceptance_weight=objective.acceptance_weight,
@@ -124,7 +144,7 @@ def _objective(cfg: DictConfig) -> ObjectiveSettings:
 
 def _training(
     cfg: DictConfig, setup: Setup, objective: ObjectiveSettings, run_folder: Path
-) -> tuple[DiversedModule, PromptDataModule, HeadKeeper]:
+) -> _Parts:
     """Build module, data and callback."""
     if not isinstance(setup.decoder.verifier, DiversedVerifier):
         raise InputError("verifier: train.py trains the head of verifier=diversed, no other")
@@ -132,6 +152,11 @@ def _training(
     if not isinstance(head, EnsembleHead):
         raise InputError("verifier: there is no ensemble head to train")
     settings = cfg.objective
+    if settings.prompts_per_step < setup.fabric.world_size:
+        raise InputError(
+            f"objective.prompts_per_step={settings.prompts_per_step}: must be at least 1 for each "
+            f"of the {setup.fabric.world_size} processes"
+        )
     number = settings.num_validation_prompts
     if number is None:
         number = min(NUM_VALIDATION_PROMPTS, len(setup.task.examples("validation")))
@@ -155,6 +180,7 @@ def _training(
         raise InputError(f"optimizer, scheduler: {error}") from error
     data = PromptDataModule(
         setup.task,
+        max_prompts=settings.max_train_prompts,
         prompts_per_step=settings.prompts_per_step,
         num_rollouts=settings.num_rollouts,
         seed=cfg.seed,
@@ -172,33 +198,3 @@ def _training(
         batch_size=cfg.evaluation.batch_size,
     )
     return module, data, keeper
-
-
-def _trainer(cfg: DictConfig, run_folder: Path, run: dict[str, Any], keeper: HeadKeeper) -> Trainer:
-    callbacks: list[Any] = [keeper]
-    if cfg.trainer.enable_progress_bar:
-        callbacks.append(RichProgressBar())
-    run_logger: Any = False
-    if cfg.logger:
-        make_logger = instantiate(cfg.logger)
-        run_logger = make_logger(save_dir=str(run_folder))
-    trainer: Trainer = instantiate(cfg.trainer, callbacks=callbacks, logger=run_logger)
-    if run_logger:
-        run_logger.log_hyperparams(plain(cfg) | {"run": run})
-    return trainer
-
-
-@contextmanager
-def _calm_interrupt(keeper: HeadKeeper) -> Iterator[None]:
-    """Let the first Ctrl-C end training after the current rollout; the second ends it at once."""
-
-    def stop(*_: Any) -> None:
-        logger.warning("stopping after this rollout; press Ctrl-C again to stop at once")
-        keeper.request_stop()
-        signal.signal(signal.SIGINT, previous)
-
-    previous = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

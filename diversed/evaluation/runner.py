@@ -54,6 +54,8 @@ def evaluate_task(
     *,
     samples_per_prompt: int = 1,
     batch_size: int = 64,
+    part: int = 0,
+    num_parts: int = 1,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Complete and score examples.
@@ -67,20 +69,25 @@ def evaluate_task(
         examples: Rows of one split.
         samples_per_prompt: Completions of each prompt.
         batch_size: Rows decoded together.
+        part: Which of the parts to do, from 0; every row is in one of them, rows that cannot be
+            decoded in the first.
+        num_parts: Parts that the rows are dealt out to.
         progress: Told of finished rows.
 
     Returns:
         Records and trace.
 
     Raises:
-        PromptError: Not one prompt can be decoded; its message is that of the first.
-        ValueError: A number is below 1, or there are no examples.
+        PromptError: Not one prompt can be decoded, in any part; its message is that of the first.
+        ValueError: A number is below 1, there are no examples, or no such part.
     """
     for name, number in (("samples_per_prompt", samples_per_prompt), ("batch_size", batch_size)):
         if number < 1:
             raise ValueError(f"evaluation.{name}={number}: must be at least 1")
     if not examples:
         raise ValueError("there are no examples to evaluate")
+    if not 0 <= part < num_parts:
+        raise ValueError(f"part {part} of {num_parts} parts")
     good: list[_Request] = []
     failed: list[tuple[_Request, PromptError]] = []
     for example in examples:
@@ -104,8 +111,11 @@ def evaluate_task(
             task.long_column,
             decoder.pair.context_length,
         )
+    if part > 0:
+        failed = []
+    good = good[part::num_parts]
     rows = [_failed_row(decoder, task, request, str(error)) for request, error in failed]
-    traces = []
+    traces = [pd.DataFrame(columns=list(TRACE_COLUMNS))] if not good else []
     for batch in _batches(good, batch_size):
         prompts = [request.fitted.prompt for request in batch]
         keys = [row_key(request.example["id"], request.sample) for request in batch]
@@ -120,6 +130,27 @@ def evaluate_task(
             "%d of %d completions cannot be scored (%s)", len(unscored), len(good), unscored[0]
         )
     return Evaluation(rows=rows, trace=pd.concat(traces, ignore_index=True))
+
+
+def joined_parts(parts: Sequence[Evaluation], prompt_ids: Sequence[Any]) -> Evaluation:
+    """Return the parts of an evaluation as one, with its rows in the order of the whole.
+
+    Args:
+        parts: All of them, as `evaluate_task` returns them.
+        prompt_ids: Ids of the examples, in order.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    place = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}
+
+    def order(row: dict[str, Any]) -> tuple[bool, int, int]:
+        return row["num_tokens"] is not None, place[row["prompt_id"]], row["sample"]
+
+    traces = [part.trace for part in parts if len(part.trace)]
+    return Evaluation(
+        rows=sorted((row for part in parts for row in part.rows), key=order),
+        trace=pd.concat(traces, ignore_index=True),
+    )
 
 
 def corpus_metrics(

@@ -10,14 +10,33 @@ import numpy as np
 import pandas as pd
 
 from diversed.records.schema import RUN_COLUMNS
-from diversed.theory.bootstrap import bootstrap_mean, bootstrap_ratio
-from diversed.theory.front import FrontDistance, front_distance
+from diversed.theory.bootstrap import (
+    FloatArray,
+    Interval,
+    bootstrap_mean,
+    bootstrap_ratio,
+    bootstrap_statistics,
+)
+from diversed.theory.front import (
+    FrontDistance,
+    concave_hull,
+    front_distance,
+    front_distance_over_seeds,
+    quality_at,
+)
+
+FRONT_SETTINGS = (
+    *("model", "data", "split", "draft_length"),
+    *("temperature", "top_k", "top_p", "max_new_tokens"),
+)
+"""What runs must have in common to make a front, or to be measured from it."""
 
 _MEANS = ("quality", "expected_acceptance")
 _RATIOS = {
     "acceptance_rate": ("num_accepted", "num_drafted"),
     "token_acceptance_rate": ("num_accepted", "num_judged"),
     "block_efficiency": ("num_tokens", "num_blocks"),
+    "mean_accepted": ("num_accepted", "num_blocks"),
 }
 
 
@@ -88,33 +107,138 @@ def distance_to_static_front(
         Distances in means over prompts of quality and of the objective's A.
 
     Raises:
-        ValueError: There is no such run, no static run, or the runs' prompts differ.
+        ValueError: There is no such run, no static run, or the runs' prompts or settings differ.
     """
     if run_name not in set(records["run_name"]):
         raise ValueError(f"run_name={run_name!r}: the table has no such run")
-    is_static = records["method"].isin(["static", "lossless"]) & (records["run_name"] != run_name)
-    static = records[is_static]
-    if static.empty:
-        raise ValueError("the table has no static run to make a front of")
-    acceptance = _by_prompt(static, "expected_acceptance")
-    quality = _by_prompt(static, "quality")
+    static = _static_records(records[records["run_name"] != run_name])
     method = records[records["run_name"] == run_name]
-    own_acceptance = _by_prompt(method, "expected_acceptance")
-    own_quality = _by_prompt(method, "quality")
-    has_gap = quality.isna().to_numpy().any() or own_quality.isna().to_numpy().any()
-    if set(own_quality.columns) != set(quality.columns) or has_gap:
-        raise ValueError(
-            f"run {run_name!r} and the static runs were not scored on the same prompts"
-        )
-    prompts = list(quality.columns)
+    acceptance, quality, own_acceptance, own_quality = _paired(static, method)
     return front_distance(
-        acceptance[prompts].to_numpy(float),
-        quality[prompts].to_numpy(float),
-        np.ravel(own_acceptance[prompts].to_numpy(float)),
-        np.ravel(own_quality[prompts].to_numpy(float)),
+        acceptance,
+        quality,
+        np.ravel(own_acceptance),
+        np.ravel(own_quality),
         num_resamples=num_resamples,
         seed=seed,
     )
+
+
+def distances_over_heads(
+    records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
+) -> pd.DataFrame:
+    """Return how far heads lie above the static front, as a mean over those of one lambda and dial.
+
+    Args:
+        records: Records of heads and of static runs, all on the same prompts with the same
+            settings; other runs are passed over.
+        seed: Seed of the hierarchical bootstrap over heads and prompts.
+        num_resamples: Resamples of the bootstrap.
+
+    Returns:
+        One row per lambda and dial, by rising lambda: acceptance_weight, dial, num_heads; the four
+        distances of `theory.front.FrontDistance`, each with `_low` and `_high` (95 %, NaN where
+        there is no two-sided interval) and `_undefined_frac`; and `acceptance_above_hull_bound` and
+        `acceptance_above_curve_bound`, the one-sided bounds (NaN where there is none). Intervals of
+        a single head say nothing about other heads.
+
+    Raises:
+        ValueError: There is no head or no static run, or prompts or settings differ.
+    """
+    heads = records[records["method"] == "diversed"]
+    if heads.empty:
+        raise ValueError("the table has no run of a head to measure")
+    static = _static_records(records)
+    rows = []
+    keys = ["acceptance_weight", "dial"]
+    for (weight, dial), own in heads.astype(dict.fromkeys(keys, float)).groupby(keys, dropna=False):
+        distance = front_distance_over_seeds(
+            *_paired(static, own), num_resamples=num_resamples, seed=seed
+        )
+        row = {"acceptance_weight": weight, "dial": dial, "num_heads": own["run_name"].nunique()}
+        for name, value in vars(distance).items():
+            if isinstance(value, Interval):
+                row |= _columns(name, value) | {f"{name}_undefined_frac": value.undefined_frac}
+            else:
+                row[name] = value.low
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def static_front_band(
+    records: pd.DataFrame, *, num_points: int = 61, seed: int = 0, num_resamples: int = 2000
+) -> pd.DataFrame:
+    """Return the pointwise 95 % confidence band of the static runs' concave hull.
+
+    A resample draws prompts, the same for all static runs, and draws the hull anew.
+
+    Args:
+        records: Records of static and lossless runs on the same prompts with the same settings;
+            other runs are passed over.
+        num_points: Points of the band between the hull's ends.
+        seed: Seed of the bootstrap over prompts.
+        num_resamples: Resamples of the bootstrap.
+
+    Returns:
+        Columns expected_acceptance, quality_low, quality_high. Bounds are NaN where more than 5 %
+        of the resampled hulls do not reach; nothing is extrapolated.
+
+    Raises:
+        ValueError: There is no static run, or prompts or settings differ.
+    """
+    static = _static_records(records)
+    acceptance, quality, _, _ = _paired(static, static)
+    num_prompts = acceptance.shape[1]
+    means = acceptance.mean(1)
+    grid = np.linspace(means.min(), means.max(), num_points)
+
+    def hulls(counts: FloatArray) -> FloatArray:
+        xs, ys = (counts @ values.T / num_prompts for values in (acceptance, quality))
+        fronts = [concave_hull(x, y) for x, y in zip(xs, ys, strict=True)]
+        return np.array([[quality_at(front, x) for x in grid] for front in fronts])
+
+    intervals = bootstrap_statistics(hulls, num_prompts, num_resamples, 0.95, seed)
+    return pd.DataFrame(
+        {
+            "expected_acceptance": grid,
+            "quality_low": [interval.low for interval in intervals],
+            "quality_high": [interval.high for interval in intervals],
+        }
+    )
+
+
+def _static_records(records: pd.DataFrame) -> pd.DataFrame:
+    static = records[records["method"].isin(["static", "lossless"])]
+    if static.empty:
+        raise ValueError("the table has no static run to make a front of")
+    return static
+
+
+def _paired(
+    static: pd.DataFrame, method: pd.DataFrame
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return acceptance and quality of static runs, then of a method's, each [runs, prompts]."""
+    for name in FRONT_SETTINGS:
+        values = pd.concat([static[name], method[name]]).dropna().unique()
+        if len(values) > 1:
+            raise ValueError(
+                f"{name} differs between runs that are to share a front: "
+                f"{', '.join(sorted(map(str, values)))}"
+            )
+    tables = [
+        _by_prompt(part, column)
+        for part in (static, method)
+        for column in ("expected_acceptance", "quality")
+    ]
+    prompts = tables[1].columns
+    has_gap = tables[1].isna().to_numpy().any() or tables[3].isna().to_numpy().any()
+    if set(tables[3].columns) != set(prompts) or has_gap:
+        names = ", ".join(map(repr, method["run_name"].unique()))
+        raise ValueError(f"run {names} and the static runs were not scored on the same prompts")
+    acceptance, quality, own_acceptance, own_quality = (
+        table[prompts].to_numpy(float) for table in tables
+    )
+    return acceptance, quality, own_acceptance, own_quality
 
 
 def _by_prompt(records: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -3,14 +3,16 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
 
-from diversed.generation import SpeculativeDecoder
 from diversed.theory.bootstrap import FloatArray, Interval, bootstrap_statistics
+
+if TYPE_CHECKING:  # readers of records need no transformers
+    from diversed.generation import SpeculativeDecoder
 
 Result = TypeVar("Result")
 
@@ -25,7 +27,7 @@ def timed(work: Callable[[], Result], device: torch.device) -> tuple[Result, flo
 
 
 def interleaved_speeds(
-    decoders: Mapping[str, SpeculativeDecoder],
+    decoders: "Mapping[str, SpeculativeDecoder]",
     prompts: Sequence[str],
     row_keys: Sequence[int],
     num_warmup: int = 2,

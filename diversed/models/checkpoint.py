@@ -24,6 +24,14 @@ def new_head(pair: ModelPair, **options: Any) -> EnsembleHead:
     )
 
 
+def save_head(head: EnsembleHead, folder: Path) -> None:
+    """Write a head with `save_pretrained`; OSError where the folder cannot take it."""
+    try:
+        head.save_pretrained(folder)
+    except SafetensorError as error:  # what safetensors makes of a full disk
+        raise OSError(str(error)) from error
+
+
 def load_head(checkpoint: str, pair: ModelPair) -> EnsembleHead:
     """Load a head and check that it belongs to the pair.
 

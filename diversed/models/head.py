@@ -1,7 +1,7 @@
 """The ensemble head: hidden states of both models -> logit of the target's weight w."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -139,14 +139,34 @@ class EnsembleHead(
         nn.init.constant_(output.bias, math.log(initial_weight / (1 - initial_weight)))
 
     def standardise(
-        self, draft_hidden: Tensor, target_hidden: Tensor, features: Tensor | None
+        self,
+        draft_hidden: Tensor,
+        target_hidden: Tensor,
+        features: Tensor | None,
+        add: Callable[[Tensor], Tensor] = lambda values: values,
     ) -> None:
-        """Set mean and spread of the inputs from a first batch; later calls change nothing."""
+        """Set mean and spread of the inputs from a first batch; later calls change nothing.
+
+        Args:
+            draft_hidden: As in `forward`.
+            target_hidden: As in `forward`.
+            features: As in `forward`.
+            add: Sums a tensor over the processes that hold parts of the batch (this one's may be
+                empty); all of them call this method.
+        """
         if bool(self.is_standardised):
             return
         inputs = self._inputs(draft_hidden, target_hidden, features).flatten(0, -2)
-        self.input_mean.copy_(inputs.mean(0))
-        self.input_scale.copy_(inputs.std(0, correction=0).clamp(min=1e-3))
+        number = inputs.shape[0]
+        mean = spread = inputs.new_zeros(inputs.shape[1])
+        if number:
+            mean, spread = inputs.mean(0), inputs.std(0, correction=0)
+        share = number / float(add(inputs.new_tensor(number)))
+        whole_mean = add(mean * share)
+        # Alone, share is 1, and the root of a square is exact: mean and spread are the batch's own.
+        variance = add((spread.square() + (mean - whole_mean).square()) * share)
+        self.input_mean.copy_(whole_mean)
+        self.input_scale.copy_(variance.sqrt().clamp(min=1e-3))
         self.is_standardised.fill_(True)
 
     def forward(

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import HTTPError
+from huggingface_hub.constants import ENDPOINT
+from huggingface_hub.errors import GatedRepoError, HTTPError
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -14,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GgufConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -105,7 +107,9 @@ def load_pair(
             f"model.attn_implementation={attn_implementation!r}: must be null or one of "
             f"{', '.join(ATTENTIONS)}"
         )
-    places = {role: _find(role, source) for role, source in (("target", target), ("draft", draft))}
+    places = {
+        role: find_model(role, source) for role, source in (("target", target), ("draft", draft))
+    }
     tokenizers = {role: place.load_tokenizer() for role, place in places.items()}
     tokenizer = tokenizers["target"]
     check_same_tokenizer(tokenizer, tokenizers["draft"], target.name, draft.name)
@@ -178,8 +182,8 @@ def check_same_tokenizer(
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The files of one model, and how to load them.
+class ModelPlace:
+    """The files of one model, and how to load them; LoadingError where that fails.
 
     Attributes:
         key: The setting that names them, with its value.
@@ -198,13 +202,19 @@ class _Place:
     hint: str = ""
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer."""
         return self._load(AutoTokenizer, **self.tokenizer_options)
 
-    def load_model(self, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:
-        config = self._load(AutoConfig, **self.options)
+    def load_config(self) -> PreTrainedConfig:
+        """Return the config of a causal model."""
+        config: PreTrainedConfig = self._load(AutoConfig, **self.options)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise LoadingError(f"{self.key}: a model of type {config.model_type} is no causal one")
-        options = {"dtype": dtype, "config": config, **self.options}
+        return config
+
+    def load_model(self, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:
+        """Return the model, on the CPU."""
+        options = {"dtype": dtype, "config": self.load_config(), **self.options}
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
         if "gguf_file" in options:
@@ -219,14 +229,22 @@ class _Place:
             raise
         except _FAILURES as error:
             lines = str(error).strip().splitlines()
-            raise LoadingError(
-                f"{self.key}: cannot be loaded ({lines[0] if lines else type(error).__name__})"
-                f"{self.hint}"
-            ) from error
+            reason = lines[0] if lines else type(error).__name__
+            if isinstance(error.__cause__, GatedRepoError):
+                reason = f"the repository is gated: ask for access at {ENDPOINT}/{self.where}"
+            raise LoadingError(f"{self.key}: cannot be loaded ({reason}){self.hint}") from error
 
 
-def _find(role: str, source: ModelSource) -> _Place:
-    """Return where a model's files are; LoadingError if nowhere."""
+def find_model(role: str, source: ModelSource) -> ModelPlace:
+    """Return where a model's files are, asking the hub at most once.
+
+    Args:
+        role: "target" or "draft", for messages.
+        source: The model.
+
+    Raises:
+        LoadingError: They are nowhere.
+    """
     if source.path is not None:
         return _find_locally(f"model.{role}.path={source.path}", source.path)
     key = f"model.{role}.name={source.name}"
@@ -240,10 +258,10 @@ def _find(role: str, source: ModelSource) -> _Place:
         raise LoadingError(f"{key}: cannot be loaded from the hub ({error}){hint}") from error
     # By branch, not by commit: else the cache would not know which commit the branch was.
     options = {"revision": source.revision, "local_files_only": copy.is_cached_only}
-    return _Place(key, source.name, options, options, copy.commit, hint)
+    return ModelPlace(key, source.name, options, options, copy.commit, hint)
 
 
-def _find_locally(key: str, path: str) -> _Place:
+def _find_locally(key: str, path: str) -> ModelPlace:
     """Return a local folder or GGUF file as a place."""
     place = Path(path).expanduser()
     if path.startswith("builtin:"):
@@ -261,12 +279,12 @@ def _find_locally(key: str, path: str) -> _Place:
         with_file = {**options, "gguf_file": place.name}
         folder = place.parent
         has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
-        return _Place(key, str(folder), with_file, options if has_tokenizer else with_file)
+        return ModelPlace(key, str(folder), with_file, options if has_tokenizer else with_file)
     if not (place / "config.json").is_file():
         kind = "file" if place.suffix == ".gguf" else "folder"
         state = f"the {kind} {'has no config.json' if place.is_dir() else 'does not exist'}"
         raise LoadingError(f"{key}: {state}; give one that save_pretrained wrote, or a .gguf file")
-    return _Place(key, str(place), options, options)
+    return ModelPlace(key, str(place), options, options)
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from diversed.core.checks import check_same_shape
 from diversed.core.probs import expected_acceptance
 from diversed.objective.reinforce import RunningMean, advantages, check_advantage, policy_loss
+from diversed.objective.share import BatchShare
 
 REDUCTIONS = ("mean", "sum")
 
@@ -133,8 +134,12 @@ def batch_returns(
     samples_per_prompt: int,
     settings: ObjectiveSettings,
     baseline: RunningMean,
+    share: BatchShare | None = None,
 ) -> BatchReturns:
     """Return advantages of a batch of S = P K completions.
+
+    With a share, S counts the completions of this process; what an advantage takes from the batch
+    (a mean, a spread, the running mean) is taken from all processes' returns, in order.
 
     Args:
         scalars: Of the sampled tokens.
@@ -143,6 +148,7 @@ def batch_returns(
         samples_per_prompt: K.
         settings: Of the objective.
         baseline: Running mean of returns; used and updated by advantage "running_mean".
+        share: Which part of a larger batch these are; None where they are all of it.
 
     Returns:
         What `objective_loss` needs beside the current head.
@@ -151,9 +157,11 @@ def batch_returns(
     returns = rewards
     if settings.uses_score_gradient:
         returns = rewards + settings.acceptance_weight * acceptance
-    advantage = advantages(settings.advantage, returns.view(-1, samples_per_prompt), baseline)
+    everyone = returns if share is None else share.whole(returns)
+    advantage = advantages(settings.advantage, everyone.view(-1, samples_per_prompt), baseline)
+    advantage = advantage.flatten()
     return BatchReturns(
-        advantage=advantage.flatten(),
+        advantage=advantage if share is None else share.own(advantage),
         sampled_log_probs=mixture_log_probs(scalars, target_weight),
         acceptance=acceptance,
     )

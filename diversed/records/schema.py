@@ -76,3 +76,22 @@ TRACE_COLUMNS: Mapping[str, str] = {
     "accept_prob": "min(1, pi(token) / q(token)) of a drafted token",
     "expected_acceptance": "sum min(q, pi) at the position",
 }
+
+MANIFEST_KEYS: Mapping[str, str] = {
+    "schema_version": "version of the records' schema",
+    "run": "what the run is: the columns of a run",
+    "status": "running, finished, failed, stopped (by the user) or killed",
+    "results": "summary numbers of the evaluation; of training, the best rollout and validation",
+    "config": "the resolved config",
+    "pair": "names, revisions and sizes of target and draft",
+    "data": "where the task's rows came from and how they were posed",
+    "command": "the script and its arguments",
+    "git": "commit of the code, and whether the checkout was changed",
+    "versions": "versions of the packages that make the numbers",
+    "python": "version of Python",
+    "platform": "operating system and machine",
+    "device": "where the models were: cpu, or the name of the GPU",
+    "num_threads": "CPU threads of one operation",
+    "written_at": "time of writing, UTC",
+}
+"""Keys of a manifest; one that failed, or was stopped or killed, has `error` beside them."""

@@ -6,7 +6,9 @@ Files appear whole or not at all: each is written beside its place, flushed to d
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Set
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,88 @@ class RecordsError(ValueError):
     """A run's folder cannot be read or written as records."""
 
 
+class WriteError(OSError):
+    """A file cannot be written; the message is one line that names it and says why."""
+
+
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, then put it in the place of `path` in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Let `write` fill a temporary file, then put it in the place of `path` in one step.
+
+    Args:
+        path: The file.
+        write: Called with the temporary file's path. Where it fails, nothing is left of that file,
+            and `path` stays as it was.
+
+    Raises:
+        WriteError: The disk is full, the folder cannot be written, or another fault of the file
+            system.
+    """
     partial = path.with_name(f".{path.name}.partial")
-    write(partial)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with _writing(path, partial):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(partial)
+        _flush(partial)
+        partial.replace(path)
+        _flush(path.parent)
+
+
+def replace_folder(folder: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary folder, then put it in the place of `folder`.
+
+    A folder that is there already is moved away first: for a moment there is none, and never one
+    with files of both.
+
+    Args:
+        folder: The folder.
+        write: As in `replace_file`, with a new folder.
+
+    Raises:
+        WriteError: As in `replace_file`.
+    """
+    partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
+    with _writing(folder, partial):
+        _remove(partial)
+        partial.mkdir(parents=True)
+        write(partial)
+        for path in partial.rglob("*"):
+            _flush(path)
+        _flush(partial)
+        _remove(old)
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        _flush(folder.parent)
+        _remove(old)
+
+
+@contextmanager
+def _writing(path: Path, partial: Path) -> Iterator[None]:
+    """Remove `partial` where the enclosed fails, and name `path` in errors of the file system."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(OSError):
+            _remove(partial)
+        if not isinstance(error, OSError) or isinstance(error, WriteError):
+            raise
+        reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
+        raise WriteError(f"{path} cannot be written: {reason}") from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -101,7 +101,7 @@ class Gsm8kTask(LoadedTask):
         return question
 
     def reference_completion(self, example: Example) -> str | None:
-        """Return the worked solution without the data set's marks for a calculator, `<<6*2=12>>`."""
+        """Return the worked solution without the marks for a calculator, such as `<<6*2=12>>`."""
         solution = _CALCULATION.sub("", example["solution"])
         return super().reference_completion({**example, "solution": solution})
 

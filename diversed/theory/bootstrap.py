@@ -5,6 +5,7 @@ Knows arrays of per-prompt numbers only.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -121,12 +122,19 @@ def bootstrap_mean_over_seeds(
     return percentile_intervals(estimates, resampled, level)[0]
 
 
+@lru_cache(maxsize=2)
 def resample_counts(num_prompts: int, num_resamples: int, seed: int) -> FloatArray:
-    """Return how often each resample draws each prompt, shape [num_resamples, num_prompts]."""
+    """Return how often each resample draws each prompt, shape [num_resamples, num_prompts].
+
+    The array is shared by all calls with the same arguments, as a table of many runs makes them,
+    and cannot be written to.
+    """
     chances = np.full(num_prompts, 1 / num_prompts)
     generator = np.random.default_rng(seed)
-    counts = generator.multinomial(num_prompts, chances, size=num_resamples)
-    return np.asarray(counts, dtype=np.float64)
+    drawn = generator.multinomial(num_prompts, chances, size=num_resamples)
+    counts = np.asarray(drawn, dtype=np.float64)
+    counts.flags.writeable = False
+    return counts
 
 
 def resample_seed_counts(num_seeds: int, num_resamples: int, seed: int) -> FloatArray:

@@ -5,21 +5,38 @@ unbroken one would have.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from diversed.evaluation.runner import evaluate_task
+from diversed.models.checkpoint import save_head
 from diversed.records.store import replace_file
 from diversed.tasks.base import Example
+from diversed.training.distributed import add_up_numbers
 from diversed.training.module import DiversedModule
 from diversed.training.rollout import ScoringError
 
 logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class HeadLogger(Protocol):
+    """A logger that keeps heads beside numbers."""
+
+    def log_head(self, write: Callable[[Path], None], step: int, *, is_best: bool) -> None:
+        """Keep the head of a validation.
+
+        Args:
+            write: Writes the head into a folder.
+            step: After which rollout.
+            is_best: Whether no earlier one is better.
+        """
 
 
 class HeadKeeper(Callback):
@@ -83,45 +100,67 @@ class HeadKeeper(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
     ) -> None:
-        """Validate and save as scheduled."""
+        """Validate, log and save as scheduled; what is logged is on disk before the checkpoint."""
         if not isinstance(pl_module, DiversedModule):
             raise TypeError(f"HeadKeeper goes with DiversedModule, not {type(pl_module).__name__}")
         step = pl_module.rollout_step
         is_last = step == self._num_rollouts
+        numbers: dict[str, float] = {}
         if is_last or step % self._validate_every == 0:
-            self._validate(trainer, pl_module)
-        if is_last or self._should_stop or step % self._save_every == 0:
-            replace_file(self._checkpoint, trainer.save_checkpoint)
-        if self._should_stop:
+            numbers = self._validate(trainer, pl_module)
+        should_stop = trainer.strategy.reduce_boolean_decision(self._should_stop, all=False)
+        if numbers or should_stop or step % trainer.log_every_n_steps == 0:
+            for run_logger in trainer.loggers:
+                run_logger.log_metrics({**pl_module.step_metrics, **numbers}, step=step)
+                run_logger.save()
+        if is_last or should_stop or step % self._save_every == 0:
+            self._save(trainer)
+        if should_stop:
             trainer.should_stop = True
 
-    def _validate(self, trainer: Trainer, module: DiversedModule) -> None:
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.is_global_zero:
+            replace_file(self._checkpoint, trainer.save_checkpoint)
+        else:
+            trainer.save_checkpoint(self._checkpoint)  # takes part, and writes nothing
+
+    def _validate(self, trainer: Trainer, module: DiversedModule) -> dict[str, float]:
+        """Score the head on the validation prompts, remember it if it is the best yet."""
         module.head.eval()
         evaluation = evaluate_task(
-            module.decoder, module.task, self._examples, batch_size=self._batch_size
+            module.decoder,
+            module.task,
+            self._examples,
+            batch_size=self._batch_size,
+            part=trainer.global_rank,
+            num_parts=trainer.world_size,
         )
         rows = [row for row in evaluation.rows if row["error"] is None]
-        if not rows:
-            error = evaluation.rows[0]["error"]
-            raise ScoringError(f"none of the validation prompts could be scored ({error})")
         is_sum = module.objective.acceptance_reduction == "sum"
         column = "expected_acceptance_sum" if is_sum else "expected_acceptance"
-        quality = sum(row["quality"] for row in rows) / len(rows)
-        acceptance = sum(row[column] for row in rows) / len(rows)
+        sums = [sum(row[name] for row in rows) for name in ("quality", column)]
+        number, quality, acceptance = add_up_numbers([len(rows), *sums], module.device)
+        if number == 0:
+            error = next((row["error"] for row in evaluation.rows), "the other processes say why")
+            raise ScoringError(f"none of the validation prompts could be scored ({error})")
+        quality, acceptance = quality / number, acceptance / number
         numbers = {
             "quality": quality,
             "acceptance": acceptance,
             "objective": quality + module.objective.acceptance_weight * acceptance,
         }
         self.history.append({"rollout": module.rollout_step, **numbers})
-        if trainer.logger is not None:
-            named = {f"val/{name}": value for name, value in numbers.items()}
-            trainer.logger.log_metrics(named, step=module.rollout_step)
-        if self.best_objective is None or numbers["objective"] > self.best_objective:
+        is_best = self.best_objective is None or numbers["objective"] > self.best_objective
+        if is_best:
             self.best_objective = numbers["objective"]
             self.best_step = module.rollout_step
             state = module.head.state_dict()
             self._best_state = {name: value.detach().clone() for name, value in state.items()}
+        for run_logger in trainer.loggers:
+            if isinstance(run_logger, HeadLogger):
+                write = partial(save_head, module.head)
+                run_logger.log_head(write, module.rollout_step, is_best=is_best)
+        return {f"val/{name}": value for name, value in numbers.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best head and the history for the checkpoint."""

@@ -70,10 +70,25 @@ class PromptBatches(IterableDataset[list[Example]]):
 class PromptDataModule(LightningDataModule):
     """Training prompts of a task, batched by rollout."""
 
-    def __init__(self, task: Task, **options: Any) -> None:
-        """Build the `batches` from the task's training split; options as in `PromptBatches`."""
+    def __init__(self, task: Task, *, max_prompts: int | None = None, **options: Any) -> None:
+        """Build the `batches` from the task's training split.
+
+        Args:
+            task: Has the rows.
+            max_prompts: How many of the split's first rows are used; None, or more than there are:
+                all of them.
+            options: As in `PromptBatches`.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
         super().__init__()
-        self.batches = PromptBatches(task.examples("train"), **options)
+        rows = task.examples("train")
+        if max_prompts is not None:
+            if max_prompts < 1:
+                raise ValueError(f"objective.max_train_prompts={max_prompts}: must be at least 1")
+            rows = rows.select(range(min(max_prompts, len(rows))))
+        self.batches = PromptBatches(rows, **options)
 
     def train_dataloader(self) -> DataLoader[list[Example]]:
         """Return the batches as they are."""

@@ -21,7 +21,17 @@ from diversed.objective.acceptance import (
 )
 from diversed.objective.reinforce import RunningMean, check_advantage
 from diversed.tasks.base import Example, Task
-from diversed.training.rollout import Rollout, check_rollout_decoder, sample_rollout
+from diversed.training.distributed import (
+    HeadStrategy,
+    add_up,
+    add_up_numbers,
+    batch_share,
+    from_first,
+    is_distributed,
+    largest_number,
+    own_part,
+)
+from diversed.training.rollout import Rollout, ScoringError, check_rollout_decoder, sample_rollout
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -37,6 +47,9 @@ class DiversedModule(LightningModule):
     The pair is no submodule: it is in no checkpoint, and no optimiser or strategy sees it. One
     training step samples K completions of each of P prompts, scores them, and updates the head one
     or more times from the scalars that the rollout kept.
+
+    Where there are several processes, each gets the same P prompts, samples those of its part, and
+    ends the step with the same head: the one that a single process would have come to.
     """
 
     def __init__(
@@ -88,13 +101,29 @@ class DiversedModule(LightningModule):
         self.updates_per_rollout = updates_per_rollout
         self.grad_clip = grad_clip
         self.rollout_step = 0
+        self.step_metrics: dict[str, float] = {}
         self.baseline = RunningMean()
         self._make_optimizer = optimizer
         self._make_scheduler = scheduler
 
     def setup(self, stage: str) -> None:
-        """Move the frozen pair to the strategy's device."""
+        """Move the frozen pair to the strategy's device.
+
+        Raises:
+            ValueError: The strategy would reduce the gradients a second time.
+        """
+        strategy = self.trainer.strategy
+        if self.trainer.world_size > 1 and not isinstance(strategy, HeadStrategy):
+            raise ValueError(
+                f"trainer.strategy: {type(strategy).__name__} does not fit this module, which "
+                "reduces its own gradients; set trainer=ddp"
+            )
         self.decoder.pair.to(self.device)
+
+    def on_fit_start(self) -> None:
+        """Start from one head on all processes."""
+        state = {name: value.cpu() for name, value in self.head.state_dict().items()}
+        self.head.load_state_dict(from_first(state))
 
     def configure_optimizers(self) -> Any:
         """Return the optimiser of the head and its schedule."""
@@ -106,11 +135,19 @@ class DiversedModule(LightningModule):
         started = time.perf_counter()
         self.head.eval()
         rollout = sample_rollout(
-            self.decoder, self.task, batch, self.samples_per_prompt, self.rollout_step
+            self.decoder, self.task, own_part(batch), self.samples_per_prompt, self.rollout_step
         )
-        sampled_at = time.perf_counter()
+        sampled_at = time.perf_counter()  # the processes meet below, not before
+        share = batch_share(rollout.rewards.numel(), self.device)
+        if share.total == 0:
+            raise ScoringError(
+                f"rollout {self.rollout_step + 1}: none of the {len(batch)} prompts could be "
+                f"scored ({rollout.score_error})"
+            )
         self.head.train()
-        self.head.standardise(rollout.draft_hidden, rollout.target_hidden, rollout.features)
+        self.head.standardise(
+            rollout.draft_hidden, rollout.target_hidden, rollout.features, share.add
+        )
         sampled_weight = rollout.target_weight(self.head).detach()
         returns = batch_returns(
             rollout.scalars,
@@ -119,70 +156,112 @@ class DiversedModule(LightningModule):
             self.samples_per_prompt,
             self.objective,
             self.baseline,
+            share,
         )
         optimizer = self.optimizers()
         norms, losses = [], []
         for update in range(self.updates_per_rollout):
-            loss = objective_loss(
-                rollout.scalars,
-                rollout.target_weight(self.head),
-                returns,
-                self.objective,
-                is_first_update=update == 0,
-            )
             optimizer.zero_grad()
-            self.manual_backward(loss)
+            loss = torch.zeros((), device=self.device)
+            if share.size:
+                own_loss = objective_loss(
+                    rollout.scalars,
+                    rollout.target_weight(self.head),
+                    returns,
+                    self.objective,
+                    is_first_update=update == 0,
+                )
+                loss = own_loss * share.fraction
+                self.manual_backward(loss)
+            loss_value = self._add_up_gradients(loss)
             norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.grad_clip)
-            loss_value, norm_value = loss.item(), norm.item()
+            norm_value = norm.item()
             self._check_finite(loss_value, norm_value, batch)
             optimizer.step()
+            self._check_head(batch)
             norms.append(norm_value)
             losses.append(loss_value)
         self.lr_schedulers().step()
         self.rollout_step += 1
-        metrics = self._metrics(rollout, sampled_weight)
+        metrics = self._metrics(rollout, sampled_weight, sampled_at - started)
         metrics |= {
             "loss": losses[0],
             "grad_norm": norms[0],
-            "rollout_seconds": sampled_at - started,
             "update_seconds": time.perf_counter() - sampled_at,
-            "tokens_per_second": rollout.row.numel() / (sampled_at - started),
         }
-        bar = {"reward", "acceptance", "mean_w"}
-        for name, value in metrics.items():
-            on_bar = name in bar
-            self.log(f"train/{name}", value, prog_bar=on_bar, batch_size=len(batch))
+        self.step_metrics = {f"train/{name}": float(value) for name, value in metrics.items()}
+        for name in ("train/reward", "train/acceptance", "train/mean_w"):
+            value = self.step_metrics[name]
+            self.log(name, value, prog_bar=True, logger=False, batch_size=len(batch))
 
-    def _metrics(self, rollout: Rollout, target_weight: Tensor) -> dict[str, float]:
-        """Return the numbers of a rollout under the head that sampled it."""
+    def _add_up_gradients(self, loss: Tensor) -> float:
+        """Give the head the sum of all processes' gradients; return the sum of their losses."""
+        if not is_distributed():
+            return loss.item()
+        parameters = list(self.head.parameters())
+        parts = [loss.detach().view(1)]
+        for parameter in parameters:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parts.append(gradient.flatten())
+        total, *gradients = add_up(torch.cat(parts)).split([part.numel() for part in parts])
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.view_as(parameter)
+        return total.item()
+
+    def _metrics(self, rollout: Rollout, target_weight: Tensor, seconds: float) -> dict[str, float]:
+        """Return the numbers of a rollout under the head that sampled it, of all processes."""
         weight = target_weight[rollout.scalars.mask]
         clamped = weight.clamp(1e-6, 1 - 1e-6)
         entropy = -(clamped * clamped.log() + (1 - clamped) * (1 - clamped).log())
         reduction = self.objective.acceptance_reduction
-        term = acceptance_term(rollout.scalars, target_weight, reduction).mean()
-        reward = float(rollout.rewards.mean())
-        return {
-            "reward": reward,
-            "acceptance": float(acceptance_term(rollout.scalars, target_weight, "mean").mean()),
-            "objective": reward + self.objective.acceptance_weight * float(term),
-            "acceptance_rate": rollout.acceptance_rate,
-            "token_acceptance_rate": rollout.token_acceptance_rate,
-            "mean_w": float(weight.mean()),
-            "w_below_0.05_frac": float((weight < 0.05).float().mean()),
-            "w_above_0.95_frac": float((weight > 0.95).float().mean()),
-            "w_entropy": float(entropy.mean()),
-            "mean_num_tokens": rollout.row.numel() / rollout.rewards.numel(),
-            "num_score_errors": float(rollout.num_score_errors),
-            "num_cut_prompts": float(rollout.num_cut_prompts),
+        acceptance, term = (
+            float(acceptance_term(rollout.scalars, target_weight, name).sum())
+            for name in ("mean", reduction)
+        )
+        reward, num_rows = float(rollout.rewards.sum()), rollout.rewards.numel()
+        num_tokens = rollout.row.numel()
+        ratios = {
+            "reward": (reward, num_rows),
+            "acceptance": (acceptance, num_rows),
+            "weighted_acceptance": (self.objective.acceptance_weight * term, num_rows),
+            "objective": (reward + self.objective.acceptance_weight * term, num_rows),
+            "acceptance_rate": (rollout.num_accepted, rollout.num_drafted),
+            "token_acceptance_rate": (rollout.num_accepted, rollout.num_judged),
+            "mean_w": (float(weight.sum()), num_tokens),
+            "w_below_0.05_frac": (int((weight < 0.05).sum()), num_tokens),
+            "w_above_0.95_frac": (int((weight > 0.95).sum()), num_tokens),
+            "w_entropy": (float(entropy.sum()), num_tokens),
+            "mean_num_tokens": (num_tokens, num_rows),
         }
+        counts = {
+            "num_score_errors": rollout.num_score_errors,
+            "num_cut_prompts": rollout.num_cut_prompts,
+            "num_tokens": num_tokens,
+        }
+        flat = [number for ratio in ratios.values() for number in ratio]
+        sums = iter(add_up_numbers([*flat, *counts.values()], self.device))
+        pairs = {name: (next(sums), next(sums)) for name in ratios}
+        metrics = {
+            name: total / number if number else math.nan for name, (total, number) in pairs.items()
+        }
+        metrics |= {name: next(sums) for name in counts}
+        slowest = largest_number(seconds, self.device)
+        metrics["rollout_seconds"] = slowest
+        metrics["tokens_per_second"] = metrics.pop("num_tokens") / slowest
+        return metrics
 
     def _check_finite(self, loss: float, norm: float, batch: list[Example]) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            ids = ", ".join(str(example["id"]) for example in batch)
-            raise NonFiniteError(
-                f"loss {loss} with gradient norm {norm} at rollout "
-                f"{self.rollout_step}; prompts: {ids}"
-            )
+            raise self._not_finite(f"loss {loss} with gradient norm {norm}", batch)
+
+    def _check_head(self, batch: list[Example]) -> None:
+        for name, value in self.head.named_parameters():
+            if not bool(value.isfinite().all()):
+                raise self._not_finite(f"the head's {name} is not finite after an update", batch)
+
+    def _not_finite(self, what: str, batch: list[Example]) -> NonFiniteError:
+        ids = ", ".join(str(example["id"]) for example in batch)
+        return NonFiniteError(f"rollout {self.rollout_step + 1}: {what}; prompts: {ids}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run needs beside the head and its optimiser."""

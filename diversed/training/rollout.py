@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from diversed.core.counts import acceptance_rate, token_acceptance_rate
 from diversed.core.verifiers import DiversedVerifier
 from diversed.generation import SpeculativeDecoder, row_key
 from diversed.models.head import EnsembleHead
@@ -26,8 +25,8 @@ class ScoringError(RuntimeError):
 class Rollout:
     """S = P K sampled completions of at most T tokens, E tokens in all.
 
-    P counts the prompts whose K completions were all scored. The others are left out whole: the
-    advantage of a completion compares it with its prompt's other ones.
+    P counts the prompts whose K completions were all scored; it may be 0. The others are left out
+    whole: the advantage of a completion compares it with its prompt's other ones.
 
     Attributes:
         scalars: p, q, TV and mask, [S, T].
@@ -37,9 +36,11 @@ class Rollout:
         target_hidden: h_p, [E, D_p].
         features: Of the distributions, [E, 5].
         rewards: R, [S].
-        acceptance_rate: Accepted / drafted over the batch.
-        token_acceptance_rate: Accepted / judged over the batch.
+        num_drafted: Drafted tokens, of completions without a score too.
+        num_judged: Of these, how many were accepted or rejected.
+        num_accepted: Of these, how many were accepted.
         num_score_errors: Completions that could not be scored.
+        score_error: What failed first; None where nothing did.
         num_cut_prompts: Prompts that were cut to fit the models' context.
     """
 
@@ -50,9 +51,11 @@ class Rollout:
     target_hidden: Tensor
     features: Tensor
     rewards: Tensor
-    acceptance_rate: float
-    token_acceptance_rate: float
+    num_drafted: int
+    num_judged: int
+    num_accepted: int
     num_score_errors: int
+    score_error: str | None
     num_cut_prompts: int
 
     def target_weight(self, head: EnsembleHead) -> Tensor:
@@ -101,7 +104,6 @@ def sample_rollout(
 
     Raises:
         PromptError: A prompt cannot be decoded.
-        ScoringError: No prompt has all of its completions scored.
     """
     settings = replace(decoder.settings, keep_head_inputs=True)
     recording = SpeculativeDecoder(decoder.pair, decoder.verifier, settings, decoder.stop_strings)
@@ -118,19 +120,30 @@ def sample_rollout(
         raise RuntimeError("the decoder kept no head inputs")
     owners = [example for example in examples for _ in range(samples_per_prompt)]
     scores = score_completions(task, generation.texts, owners)
-    is_kept = _is_in_scored_group(scores, samples_per_prompt, step)
+    errors = [score.error for score in scores if score.error is not None]
+    is_kept = _is_in_scored_group(scores, samples_per_prompt)
+    if errors:
+        logger.warning(
+            "rollout %d: %d completions cannot be scored (%s); left out %d of %d prompts",
+            step + 1,
+            len(errors),
+            errors[0],
+            is_kept.count(False) // samples_per_prompt,
+            len(examples),
+        )
     device = trace.row.device
     keep = torch.tensor(is_kept, device=device)
     new_row = keep.cumsum(0) - 1
     emitted = trace.is_emitted
     of_kept = keep[trace.row[emitted]]  # [E of all prompts]
     row, position = new_row[trace.row[emitted][of_kept]], trace.position[emitted][of_kept]
-    shape = (int(keep.sum()), int(position.max()) + 1)
+    shape = (int(keep.sum()), int(position.max()) + 1 if position.numel() else 0)
 
     def padded(values: Tensor) -> Tensor:
         return values.new_zeros(shape).index_put((row, position), values[emitted][of_kept])
 
     rewards = [score.value for score, kept in zip(scores, is_kept, strict=True) if kept]
+    counts = generation.result.counts
     return Rollout(
         scalars=TokenScalars(
             target_prob=padded(trace.target_prob),
@@ -144,29 +157,17 @@ def sample_rollout(
         target_hidden=trace.target_hidden[of_kept].float(),
         features=trace.features[of_kept],
         rewards=torch.tensor(rewards, dtype=torch.float32, device=device),
-        acceptance_rate=acceptance_rate(generation.result.counts),
-        token_acceptance_rate=token_acceptance_rate(generation.result.counts),
-        num_score_errors=sum(score.error is not None for score in scores),
+        num_drafted=int(counts.drafted.sum()),
+        num_judged=int(counts.judged.sum()),
+        num_accepted=int(counts.accepted.sum()),
+        num_score_errors=len(errors),
+        score_error=errors[0] if errors else None,
         num_cut_prompts=sum(fit.is_cut for fit in fitted),
     )
 
 
-def _is_in_scored_group(scores: Sequence[Score], group_size: int, step: int) -> list[bool]:
+def _is_in_scored_group(scores: Sequence[Score], group_size: int) -> list[bool]:
     """Return, per completion, whether it and all others of its prompt have a score."""
-    errors = [score.error for score in scores if score.error is not None]
     groups = [scores[start : start + group_size] for start in range(0, len(scores), group_size)]
     is_scored = [all(score.error is None for score in group) for group in groups]
-    if not any(is_scored):
-        raise ScoringError(
-            f"rollout {step}: none of the {len(groups)} prompts could be scored ({errors[0]})"
-        )
-    if errors:
-        logger.warning(
-            "rollout %d: %d completions cannot be scored (%s); left out %d of %d prompts",
-            step,
-            len(errors),
-            errors[0],
-            is_scored.count(False),
-            len(groups),
-        )
     return [scored for scored in is_scored for _ in range(group_size)]

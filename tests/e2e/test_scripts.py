@@ -56,7 +56,7 @@ def test_a_training_run_ends_well(tmp_path: Path) -> None:
     assert len(read_records(folder)) == 4
     files = {path.name for path in folder.iterdir()}
     assert files == {
-        *(".hydra", "train.log", "manifest.json", "records.jsonl", "trace.parquet"),
+        *(".hydra", ".lock", "train.log", "manifest.json", "records.jsonl", "trace.parquet"),
         *("checkpoint.ckpt", "head", "metrics"),
     }
 

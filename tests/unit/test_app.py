@@ -5,6 +5,7 @@ import math
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from diversed import app
-from diversed.app.runs import resume_folder
+from diversed.app.lifecycle import working_folder
 from diversed.config import InputError, Interrupted
 from diversed.generation import PromptError
 from diversed.models.head import EnsembleHead
@@ -23,6 +24,8 @@ from diversed.models.loading import TINY_FOLDER, load_tiny_pair
 from diversed.records.schema import ROW_COLUMNS, TRACE_COLUMNS
 from diversed.records.store import read_manifest, read_records, read_trace, write_manifest
 from diversed.training.callbacks import HeadKeeper
+
+ALONE = SimpleNamespace(is_global_zero=True)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -201,7 +204,7 @@ def test_an_evaluation_writes_manifest_records_and_trace(tmp_path: Path) -> None
     assert set(trace.columns) == set(TRACE_COLUMNS)
     emitted = trace[trace["status"].isin(["accepted", "recovered", "bonus"])]
     assert len(emitted) == sum(row["num_tokens"] for row in rows)
-    assert not list(tmp_path.glob(".*"))  # no partial file
+    assert [path.name for path in tmp_path.glob(".*")] == [".lock"]  # no partial file
 
 
 def test_a_name_and_no_trace_can_be_asked_for(tmp_path: Path) -> None:
@@ -227,8 +230,7 @@ def test_a_training_writes_head_checkpoint_metrics_and_records(trained: Path) ->
     assert len(rows_of(trained)) == 4
     head = json.loads((trained / "head" / "config.json").read_text())
     assert head["pair"] == manifest["pair"]
-    (metrics,) = trained.glob("metrics/*/metrics.csv")
-    curve = pd.read_csv(metrics)
+    curve = pd.read_csv(trained / "metrics" / "metrics.csv")
     assert curve["train/acceptance"].between(0, 1).sum() == 2
     assert curve["val/objective"].notna().sum() == 2
     assert app.training.read_checkpoint_step(trained / "checkpoint.ckpt") == 2
@@ -285,7 +287,7 @@ def test_a_resumed_run_ends_like_the_unbroken_one(
             app.train(composed("train", *SMALL_TRAINING), broken)
     assert f"resume={broken}" in str(caught.value)
     assert signal.getsignal(signal.SIGINT) is handler
-    assert read_manifest(broken)["status"] == "running"
+    assert read_manifest(broken)["status"] == "stopped"
     assert not (broken / "records.jsonl").exists()
     later.mkdir()
     (later / "train.log").write_text("")
@@ -343,12 +345,14 @@ def test_auto_takes_up_unfinished_runs_of_the_same_config_only(
     write_manifest(tmp_path / "old", {"status": status, "config": found})
     cfg = composed("train", *SMALL_DATA, "resume=auto")
     own = tmp_path / "own"
-    assert resume_folder(cfg, own) == (tmp_path / "old" if is_taken else own)
+    with working_folder(cfg, own, ALONE) as folder:
+        assert folder == (tmp_path / "old" if is_taken else own)
 
 
 def test_auto_starts_afresh_where_there_is_no_run(tmp_path: Path) -> None:
     cfg = composed("train", *SMALL_DATA, "resume=auto")
-    assert resume_folder(cfg, tmp_path / "own") == tmp_path / "own"
+    with working_folder(cfg, tmp_path / "own", ALONE) as folder:
+        assert folder == tmp_path / "own"
 
 
 def test_auto_passes_over_a_run_of_another_schema_version(tmp_path: Path) -> None:

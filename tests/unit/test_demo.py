@@ -192,3 +192,47 @@ def test_heads_without_static_runs_are_shown_without_a_distance(tmp_path: Path) 
     demo.report(tmp_path, console)
     assert "no static or lossless run" in console.file.getvalue()
     assert json.loads((tmp_path / "distances.json").read_text()) == {"own": {}}
+
+
+def test_without_a_two_sided_interval_the_bound_is_printed(folder: Path) -> None:
+    """A head that is right on every prompt is above the whole front in most resamples."""
+    runs = folder / "runs"
+    write_run(runs / "lossless", "lossless", [1.0, 1.0, 1.0, 0.0], 0.5)
+    shutil.rmtree(runs / "static-high")
+    write_run(runs / "diversed", "diversed", [1.0] * 4, 0.96, acceptance_weight=1.5, dial=0.0)
+    text = printed(folder)
+    (line,) = [line for line in text.splitlines() if "hull, acceptance at equal accuracy" in line]
+    distance = json.loads((folder / "distances.json").read_text())["diversed"]
+    bound = distance["acceptance_above_hull_bound"]
+    share = distance["acceptance_above_hull"]["num_undefined_resamples"] / bound["num_resamples"]
+    assert bound["low"] == pytest.approx(0.46)  # over lossless, the best of the front
+    assert 0.5 < share < 1
+    expected = f"at least +0.460 (beyond the front in {share:.0%} of resamples)"
+    assert line.endswith(expected)
+
+
+def test_a_two_sided_interval_is_printed_as_such(folder: Path) -> None:
+    (line,) = [line for line in printed(folder).splitlines() if "hull, accuracy at equal" in line]
+    assert "at least" not in line
+    assert line.count("[") == 1
+
+
+def test_static_runs_of_other_settings_are_no_part_of_the_front(folder: Path) -> None:
+    text = printed(folder)
+    before = json.loads((folder / "distances.json").read_text())
+    write_run(
+        folder / "runs" / "cold", "static", [1.0] * 4, 0.99, target_weight=0.1, temperature=0.1
+    )
+    assert "hull, accuracy at equal acceptance: +0.150 [" in text
+    printed(folder)
+    assert json.loads((folder / "distances.json").read_text()) == before
+
+
+def test_the_front_has_its_band(folder: Path) -> None:
+    for run in (folder / "runs").iterdir():
+        manifest = json.loads((run / "manifest.json").read_text())
+        manifest["run"]["draft_length"] = None if run.name == "plain" else 5
+        (run / "manifest.json").write_text(json.dumps(manifest))
+    printed(folder)
+    drawing = (folder / "front.svg").read_text()
+    assert drawing.count("95 % band of the hull") == 1

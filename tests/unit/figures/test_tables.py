@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from diversed.figures.labels import label
-from diversed.figures.tables import results_table, to_markdown
+from diversed.figures.tables import by_panel, main_table, results_table, to_latex, to_markdown
 
 READING_ORDER = ["ar", "sd", "w0.9", "w0.5", "w0", "cascade", "lenient", "λ0.5", "λ2"]
 
@@ -27,6 +27,10 @@ def table():
     ]
     columns = ["method", "run_name", "target_weight", "acceptance_weight"]
     table = pd.DataFrame(rows, columns=columns).assign(
+        dial=nan,
+        setting="",
+        bias=0.0614,
+        relative_time=0.4321,
         quality=0.9123,
         quality_low=0.89,
         quality_high=0.93,
@@ -68,6 +72,7 @@ def test_cells_read_as_numbers_with_their_intervals(table):
     assert cell(display, "λ2", "token_acceptance_rate") == "0.820"
     assert cell(display, "λ2", "block_efficiency") == "3.46"
     assert cell(display, "λ2", "tokens_per_second") == "101.3"
+    assert cell(display, "λ2", "bias") == "0.061"
     assert cell(display, "λ2", "mean_num_tokens") == "57.0"
     assert cell(display, "λ2", "num_errors") == "1"
     assert cell(display, "w0.9", "num_truncated") == "3"
@@ -95,9 +100,49 @@ def test_intervals_of_further_columns_are_shown_where_given(table):
 def test_every_cell_is_a_string_and_the_input_is_unchanged(table):
     before = table.copy()
     display = results_table(table)
-    assert display.shape == (9, 13)
+    assert display.shape == (9, 14)
     assert all(isinstance(value, str) for value in display.to_numpy().ravel())
     pd.testing.assert_frame_equal(table, before)
+
+
+def in_panels(table):
+    """Return the runs on two data sets, plain decoding without a draft length."""
+    is_plain = table["method"] == "autoregressive"
+    one = table.assign(model="tiny", data="arithmetic", temperature=1.0)
+    one["draft_length"] = np.where(is_plain, np.nan, 5.0)
+    return pd.concat([one.assign(data="gsm8k", run_name=one["run_name"] + "*"), one])
+
+
+def test_the_main_table_has_pair_data_bias_time_and_cut_answers(table):
+    display = main_table(in_panels(table))
+    assert display[label("data")].tolist() == ["gsm8k"] * 9 + ["arithmetic"] * 9
+    assert display[label("method")].tolist()[:3] == ["plain decoding", "lossless", "static"]
+    row = display[display["setting"] == "w = 0.9"].iloc[0]
+    assert row[label("expected_acceptance")] == "0.786 [0.776, 0.796]"
+    assert row[label("bias")] == "0.061"
+    assert row[label("relative_time")] == "0.43"
+    assert row[label("num_truncated")] == "3"
+    assert row[label("quality")] == "0.912 [0.890, 0.930]"
+    assert label("temperature") not in display  # all runs have one
+
+
+def test_what_differs_between_panels_is_shown_once(table):
+    both = in_panels(table)
+    assert label("data") in results_table(both)
+    assert list(main_table(both).columns).count(label("data")) == 1
+    lengths = pd.concat([both, both.assign(draft_length=3.0)])
+    assert label("draft_length") in main_table(lengths)
+
+
+def test_panels_stand_together_plain_decoding_first_and_by_draft_length(table):
+    both = in_panels(table)
+    is_plain = both["method"] == "autoregressive"
+    shorter = both[~is_plain].assign(draft_length=3.0)
+    ordered = by_panel(pd.concat([both, shorter]))
+    own = ordered[ordered["data"] == "arithmetic"]
+    assert own["draft_length"].fillna(0).tolist() == [0] + [3] * 8 + [5] * 8
+    ignored = by_panel(pd.concat([both, shorter]), but="draft_length")
+    assert ignored["run_name"].tolist()[:4] == ["ar*", "sd*", "sd*", "w0.9*"]
 
 
 def test_missing_columns_are_named(table):
@@ -114,3 +159,17 @@ def test_unknown_method_is_refused(table):
 def test_markdown_has_a_head_a_rule_and_one_line_per_row():
     display = pd.DataFrame({"run": ["a", "b|c"], "w": ["1", "–"]}, index=[7, 7])
     assert to_markdown(display) == "| run | w |\n| --- | --- |\n| a | 1 |\n| b\\|c | – |\n"
+
+
+def test_latex_has_rules_and_escapes_what_it_would_read_as_commands():
+    display = pd.DataFrame({"λ & w": ["50% [a_b]", "–"], "P(T ≥ k)": ["1 − w·TV", "\\x"]})
+    assert to_latex(display).splitlines() == [
+        r"\begin{tabular}{ll}",
+        r"\toprule",
+        r"$\lambda$ \& w & P(T $\geq$ k) \\",
+        r"\midrule",
+        r"50\% [a\_b] & 1 $-$ w$\cdot$TV \\",
+        r"-- & \textbackslash{}x \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]

@@ -53,7 +53,8 @@ def test_manifest_states_where_the_rows_came_from():
 
 
 def test_manifest_is_plain_json():
-    assert json.loads(json.dumps(build())) == build()
+    manifest = build()
+    assert json.loads(json.dumps(manifest)) == manifest
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_validation_takes_what_there_is_where_no_number_is_asked_for(tmp_path, m
         asked.append((split, number))
         return examples(task, split, number, key)
 
-    assert app.NUM_VALIDATION_PROMPTS == 192
+    assert app.training.NUM_VALIDATION_PROMPTS == 192
     monkeypatch.setattr(app.training, "NUM_VALIDATION_PROMPTS", 5)
     monkeypatch.setattr(app.training, "first_examples", remember)
     for number in (3, 6):

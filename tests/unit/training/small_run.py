@@ -60,7 +60,10 @@ class SmallRun:
         torch.manual_seed(3)
         self.head = new_head(pair, kind="mlp", width=8, uses_features=True)
         settings = DecodeSettings(
-            max_new_tokens=12, draft_length=3, sampling=Sampling(temperature=0.8), seed=5
+            max_new_tokens=options.pop("max_new_tokens", 12),
+            draft_length=3,
+            sampling=Sampling(temperature=0.8),
+            seed=5,
         )
         decoder = SpeculativeDecoder(pair, head_verifier(self.head), settings)
         self.module = DiversedModule(
@@ -69,7 +72,7 @@ class SmallRun:
             task,
             ObjectiveSettings(
                 acceptance_weight=1.0,
-                advantage="running_mean",
+                advantage=options.pop("advantage", "running_mean"),
                 uses_score_gradient=options.pop("uses_score_gradient", True),
             ),
             samples_per_prompt=2,
@@ -80,7 +83,7 @@ class SmallRun:
         )
         self.data = PromptDataModule(
             task,
-            prompts_per_step=2,
+            prompts_per_step=options.pop("prompts_per_step", 2),
             num_rollouts=num_rollouts,
             seed=5,
             start=lambda: self.module.rollout_step,
@@ -97,7 +100,6 @@ class SmallRun:
         self.logger = MemoryLogger()
         self.trainer = Trainer(
             accelerator="cpu",
-            devices=1,
             max_epochs=1,
             log_every_n_steps=1,
             enable_checkpointing=False,
@@ -107,6 +109,7 @@ class SmallRun:
             callbacks=[*callbacks, self.keeper],
             logger=self.logger,
             default_root_dir=folder,
+            **({"devices": 1} | options.pop("processes", {})),
         )
         assert not options
 

@@ -5,8 +5,9 @@ from functools import partial
 import pytest
 import torch
 from lightning import Callback, LightningModule
-from small_run import SmallRun, UnpaidTask
+from small_run import MemoryLogger, SmallRun, UnpaidTask
 
+from diversed.models.head import EnsembleHead
 from diversed.models.loading import load_tiny_pair
 from diversed.training.callbacks import HeadKeeper, read_checkpoint_step
 
@@ -86,6 +87,75 @@ def test_checkpoints_are_written_as_scheduled_and_after_the_last_rollout(small_r
     run.fit()
     assert history.saved == {3: 2}  # seen before the third rollout's own was written
     assert read_checkpoint_step(run.checkpoint) == 3
+
+
+class Watchful(MemoryLogger):
+    """Notes what was logged when a checkpoint was written, and keeps heads."""
+
+    def __init__(self, checkpoint):
+        super().__init__()
+        self.checkpoint = checkpoint
+        self.saved_before = {}
+        self.heads = []
+
+    def save(self):
+        if self.checkpoint.is_file():
+            step, found = self.logged[-1][0], read_checkpoint_step(self.checkpoint)
+            self.saved_before.setdefault(step, found)
+
+    def log_head(self, write, step, *, is_best):
+        folder = self.checkpoint.parent / f"head-{step}"
+        write(folder)
+        self.heads.append((step, is_best, EnsembleHead.from_pretrained(str(folder))))
+
+
+@pytest.fixture
+def watched(small_run):
+    """Return a finished run of four rollouts with its logger; two validations, four checkpoints."""
+    run = small_run(num_rollouts=4, validate_every=2, save_every=1)
+    run.trainer.loggers = [Watchful(run.checkpoint)]
+    return run.fit(), run.trainer.loggers[0]
+
+
+def test_a_rollout_is_logged_once_with_all_its_numbers(watched):
+    run, run_logger = watched
+    assert [step for step, _ in run_logger.logged] == [1, 2, 3, 4]
+    numbers = dict(run_logger.logged)
+    trained = {name for name in numbers[1] if name.startswith("train/")}
+    validated = {"val/quality", "val/acceptance", "val/objective"}
+    assert trained == numbers[1].keys() == numbers[3].keys()
+    assert trained | validated == numbers[2].keys() == numbers[4].keys()
+    wanted = "reward acceptance weighted_acceptance objective acceptance_rate token_acceptance_rate"
+    wanted += " mean_w w_below_0.05_frac w_above_0.95_frac w_entropy grad_norm loss"
+    wanted += " tokens_per_second"
+    assert {f"train/{name}" for name in wanted.split()} <= trained
+    for row in run.keeper.history:
+        assert numbers[row["rollout"]]["val/objective"] == row["objective"]
+
+
+def test_the_objective_is_the_sum_of_its_terms(watched):
+    _, run_logger = watched
+    for _, numbers in run_logger.logged:
+        terms = numbers["train/reward"] + numbers["train/weighted_acceptance"]
+        assert numbers["train/objective"] == pytest.approx(terms, abs=1e-9)
+
+
+def test_a_rollout_is_logged_before_its_checkpoint_is_written(watched):
+    """Killed in between, a run used to go on without the numbers of that rollout."""
+    _, run_logger = watched
+    assert run_logger.saved_before == {2: 1, 3: 2, 4: 3}
+
+
+def test_loggers_that_keep_heads_get_those_of_every_validation(watched):
+    run, run_logger = watched
+    objectives = [row["objective"] for row in run.keeper.history]
+    assert [(step, is_best) for step, is_best, _ in run_logger.heads] == [
+        (2, True),
+        (4, objectives[1] > objectives[0]),
+    ]
+    last = run_logger.heads[-1][2].state_dict()
+    for name, value in run.head.state_dict().items():
+        assert torch.equal(last[name], value), name
 
 
 def test_request_stop_saves_and_stops(small_run):

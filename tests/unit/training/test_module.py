@@ -14,6 +14,8 @@ from diversed.generation import SpeculativeDecoder, head_verifier
 from diversed.models.checkpoint import new_head
 from diversed.models.loading import load_tiny_pair
 from diversed.objective.acceptance import ObjectiveSettings
+from diversed.training import module
+from diversed.training.callbacks import read_checkpoint_step
 from diversed.training.module import DiversedModule, NonFiniteError
 from diversed.training.rollout import ScoringError
 
@@ -143,10 +145,51 @@ def test_metrics_of_a_rollout_are_those_of_the_head_that_sampled(small_run):
     assert metrics["train/mean_num_tokens"] <= 12
 
 
-def test_loss_that_is_not_finite_names_rollout_and_prompts(small_run):
-    run = small_run(optimizer=partial(torch.optim.SGD, lr=math.inf))
-    with pytest.raises(NonFiniteError, match=r"at rollout 0; prompts: arithmetic/train/0/\d+, ari"):
+FAULTY = {
+    "NaN in the loss": (lambda loss, weight: loss * math.nan, r"loss nan with gradient norm nan"),
+    "Inf in the loss": (lambda loss, weight: loss + math.inf, r"loss inf with gradient norm \d\S*"),
+    "NaN in the gradients alone": (
+        lambda loss, weight: loss + (0 * weight).sum().sqrt(),
+        r"loss -?\d\S* with gradient norm nan",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_what_is_not_finite_ends_the_run_before_it_reaches_the_head(small_run, monkeypatch, fault):
+    """The message names the rollout and its prompts; the checkpoint before stays the last."""
+    spoil, message = FAULTY[fault]
+    run = small_run(save_every=1, validate_every=4)
+    real = module.objective_loss
+    heads = []
+
+    def objective_loss(scalars, target_weight, *args, **options):
+        loss = real(scalars, target_weight, *args, **options)
+        if run.module.rollout_step < 2:
+            return loss
+        heads.append([parameter.clone() for parameter in run.head.parameters()])
+        return spoil(loss, target_weight)
+
+    monkeypatch.setattr(module, "objective_loss", objective_loss)
+    prompts = ", ".join(example["id"] for example in run.data.batches.batch(2))
+    with pytest.raises(NonFiniteError, match=rf"^rollout 3: {message}; prompts: {prompts}$"):
         run.fit()
+    assert read_checkpoint_step(run.checkpoint) == 2
+    (before,) = heads
+    now = run.head.parameters()
+    assert all(torch.equal(one, other) for one, other in zip(before, now, strict=True))
+
+
+def test_a_head_that_an_update_spoils_is_never_saved(small_run):
+    """With few updates it used to be validated and written as the run's last checkpoint."""
+    spoil = partial(torch.optim.SGD, lr=math.inf)
+    run = small_run(optimizer=spoil, num_rollouts=1, updates_per_rollout=1)
+    message = (
+        r"^rollout 1: the head's layers\S+ is not finite after an update; prompts: arithmetic/"
+    )
+    with pytest.raises(NonFiniteError, match=message):
+        run.fit()
+    assert not run.checkpoint.exists()
 
 
 def test_prompts_without_a_score_are_counted_and_the_others_train(small_run):

@@ -11,7 +11,7 @@ from diversed.models.checkpoint import new_head
 from diversed.models.loading import load_tiny_pair
 from diversed.objective.acceptance import mixture_log_probs
 from diversed.tasks.arithmetic import ArithmeticTask
-from diversed.training.rollout import ScoringError, check_rollout_decoder, sample_rollout
+from diversed.training.rollout import check_rollout_decoder, sample_rollout
 
 TEMPERATURE = 0.8
 NUM_SAMPLES = 2
@@ -131,7 +131,7 @@ def test_a_prompt_that_cannot_be_scored_is_left_out_whole(
     partial = sample_rollout(decoder, task, examples, NUM_SAMPLES, STEP)
     assert partial.num_score_errors == NUM_SAMPLES
     assert (
-        "rollout 17: 2 completions cannot be scored (RuntimeError: no sandbox); left out 1 of 2 "
+        "rollout 18: 2 completions cannot be scored (RuntimeError: no sandbox); left out 1 of 2 "
         "prompts"
     ) in caplog.text
     kept = slice(2, 4) if position == 0 else slice(0, 2)
@@ -147,15 +147,18 @@ def test_a_prompt_that_cannot_be_scored_is_left_out_whole(
         assert torch.equal(getattr(partial, name), getattr(rollout, name)[is_kept]), name
     assert partial.rewards.shape == (2,)
     assert bool((partial.rewards < 1).all())
-    assert partial.acceptance_rate == rollout.acceptance_rate
+    for name in ("num_drafted", "num_judged", "num_accepted"):
+        assert getattr(partial, name) == getattr(rollout, name), name
 
 
-def test_nothing_but_failed_scores_is_an_error(decoder, examples):
+def test_nothing_but_failed_scores_leaves_an_empty_rollout(decoder, examples, head):
     task = PartlyScoredTask({example["id"] for example in examples})
-    with pytest.raises(
-        ScoringError, match=r"rollout 17: none of the 2 prompts .* \(RuntimeError: no sandbox\)"
-    ):
-        sample_rollout(decoder, task, examples, NUM_SAMPLES, STEP)
+    empty = sample_rollout(decoder, task, examples, NUM_SAMPLES, STEP)
+    assert empty.score_error == "RuntimeError: no sandbox"
+    assert empty.num_score_errors == 2 * NUM_SAMPLES
+    assert empty.rewards.shape == (0,)
+    assert empty.target_weight(head).shape == empty.scalars.mask.shape == (0, 0)
+    assert empty.draft_hidden.shape[0] == empty.row.numel() == 0
 
 
 class LongTask(ArithmeticTask):
@@ -189,8 +192,10 @@ def test_steps_and_samples_have_random_numbers_of_their_own(decoder, examples, r
     assert not torch.equal(first, second)
 
 
-def test_rates_are_of_the_batch(rollout):
-    assert 0 < rollout.acceptance_rate <= rollout.token_acceptance_rate <= 1
+def test_counts_are_of_the_batch(rollout):
+    assert 0 < rollout.num_accepted < rollout.num_judged < rollout.num_drafted
+    assert rollout.num_score_errors == 0
+    assert rollout.score_error is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The front figure: the numbers that it draws, read back from its artists."""
+"""Quality against acceptance and time: the numbers drawn, read back from the artists."""
 
 import matplotlib as mpl
 import numpy as np
@@ -7,35 +7,12 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection, LineCollection
 from matplotlib.markers import MarkerStyle
 
+from diversed.figures.checks import MissingRecords
+from diversed.figures.front import plot_front, plot_time_front
 from diversed.figures.labels import LABELS, METHOD_NAMES, label, method_name
-from diversed.figures.plots import plot_front, save_figure
+from diversed.figures.style import PANEL_COLUMNS
 
 HULL = [(0.7, 0.95), (0.9, 0.75), (1.0, 0.3)]
-
-
-@pytest.fixture
-def table():
-    """Ten runs, whose static points have the hull `HULL`; the index repeats, as after a concat."""
-    nan = np.nan
-    rows = [
-        ("autoregressive", nan, nan, 0.94, nan),
-        ("lossless", nan, nan, 0.95, 0.7),
-        ("static", 1.0, nan, 0.95, 0.7),
-        ("static", 0.0, nan, 0.30, 1.0),
-        ("static", 0.5, nan, 0.75, 0.9),
-        ("static", 0.8, nan, 0.78, 0.8),
-        ("static", 0.2, nan, 0.40, 0.97),
-        ("lenient", nan, nan, 0.70, 0.85),
-        ("diversed", nan, 0.5, 0.93, 0.88),
-        ("diversed", nan, 1.5, 0.90, 0.95),
-    ]
-    columns = ["method", "target_weight", "acceptance_weight", "quality", "expected_acceptance"]
-    table = pd.DataFrame(rows, columns=columns, index=[0, 1] * 5)
-    table["run_name"] = [f"run{i}" for i in range(10)]
-    for column, reach in (("quality", 0.02), ("expected_acceptance", 0.01)):
-        table[f"{column}_low"] = table[column] - reach
-        table[f"{column}_high"] = table[column] + 2 * reach
-    return table
 
 
 def line(figure, name):
@@ -144,7 +121,9 @@ def test_methods_differ_in_marker_and_colour():
     """Readable in grey: no two methods share a marker, whatever their colours look like."""
     methods = [method for method in METHOD_NAMES if method != "autoregressive"]
     table = pd.DataFrame({"method": methods, "run_name": methods, "acceptance_weight": np.nan})
-    table["target_weight"] = np.nan
+    table = table.assign(
+        target_weight=np.nan, dial=np.nan, setting="", **dict.fromkeys(PANEL_COLUMNS, 1)
+    )
     for column in ("quality", "expected_acceptance"):
         for bound in ("", "_low", "_high"):
             table[f"{column}{bound}"] = np.linspace(0.5, 0.9, len(methods))
@@ -187,7 +166,7 @@ def test_run_without_its_numbers_is_refused_by_name(table, column):
 def test_missing_columns_and_rows_are_named(table):
     with pytest.raises(ValueError, match=r"lacks the columns target_weight, quality_low$"):
         plot_front(table.drop(columns=["quality_low", "target_weight"]))
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(MissingRecords, match=r"needs any evaluation: python eval\.py"):
         plot_front(table.iloc[:0])
 
 
@@ -212,11 +191,71 @@ def test_plotting_changes_neither_the_table_nor_global_settings(table):
     assert dict(mpl.rcParams) == settings
 
 
-def test_saved_files_are_the_two_formats_and_reproducible(table, tmp_path):
-    first = save_figure(plot_front(table), tmp_path / "new" / "front_w0.5")
-    assert [path.name for path in first] == ["front_w0.5.png", "front_w0.5.svg"]
-    assert first[0].read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in first[1].read_bytes()
-    second = save_figure(plot_front(table), tmp_path / "again" / "front_w0.5")
-    for one, other in zip(first, second, strict=True):
-        assert one.read_bytes() == other.read_bytes()
+def band_of(table):
+    shared = {name: table[name].iloc[-1] for name in PANEL_COLUMNS}
+    columns = {"expected_acceptance": [0.7, 1.0], "quality_low": [0.9, 0.2]}
+    return pd.DataFrame(columns | {"quality_high": [0.98, 0.4]}).assign(**shared)
+
+
+def test_the_band_of_the_hull_is_drawn_where_it_is_known(table):
+    axes = plot_front(table, band=band_of(table)).axes[0]
+    bands = [c for c in axes.collections if isinstance(c, FillBetweenPolyCollection)]
+    (band,) = (c for c in bands if c.get_label() == "95 % band of the hull")
+    corners = set(map(tuple, band.get_paths()[0].vertices.tolist()))
+    assert corners == {(0.7, 0.9), (1.0, 0.2), (1.0, 0.4), (0.7, 0.98)}
+
+
+def test_each_setting_has_a_panel_with_its_own_band(table):
+    colder = table.assign(temperature=0.5, quality=table["quality"] - 0.1)
+    figure = plot_front(pd.concat([table, colder]), band=band_of(colder))
+    assert [axes.get_title() for axes in figure.axes] == ["T = 1", "T = 0.5"]
+    curves = [
+        next(line for line in axes.lines if line.get_label() == "static, joined").get_ydata()
+        for axes in figure.axes
+    ]
+    assert np.allclose(curves[0] - 0.1, curves[1])
+    labels = [[c.get_label() for c in axes.collections] for axes in figure.axes]
+    assert ["95 % band of the hull" in each for each in labels] == [False, True]
+    assert len(legend(figure)) == len(set(legend(figure)))
+
+
+def test_plain_decoding_stands_in_the_panel_of_every_draft_length(table):
+    longer = table[table["method"] != "autoregressive"].assign(draft_length=5.0)
+    figure = plot_front(pd.concat([table, longer]))
+    assert [axes.get_title() for axes in figure.axes] == ["N = 3", "N = 5"]
+    for axes in figure.axes:
+        (plain,) = (each for each in axes.lines if each.get_label() == "plain decoding")
+        assert set(plain.get_ydata()) == {0.94}
+
+
+def test_dials_and_other_settings_are_told_beside_their_points(table):
+    table.iloc[9, table.columns.get_loc("dial")] = -2.0
+    assert notes(plot_front(table))[0.95, 0.9] == "λ=1.5, dial=-2"
+
+
+def test_time_takes_the_place_of_acceptance(table):
+    figure = plot_time_front(table)
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == LABELS["relative_time"]
+    assert points(figure, "DIVERSED") == [(0.5, 0.9), (0.58, 0.93)]
+    assert points(figure, "plain decoding") == [(1.0, 0.94)]
+    assert (0.47, 0.9, 0.56, 0.9) in bars(figure)
+    assert notes(figure)[0.4, 0.3] == "w=0"
+
+
+def test_static_runs_are_joined_in_the_order_of_their_weights(table):
+    joined = line(plot_time_front(table), "static, joined").get_xydata()
+    assert joined.tolist() == [[0.4, 0.3], [0.45, 0.4], [0.55, 0.75], [0.7, 0.78], [0.81, 0.95]]
+    without = line(plot_time_front(table[table["target_weight"] != 1]), "static, joined")
+    assert without.get_xydata()[-1].tolist() == [0.8, 0.95]  # lossless
+
+
+def test_runs_without_a_time_are_counted_and_without_any_it_says_what_to_run(table):
+    is_lenient = table["method"] == "lenient"
+    some = table.assign(relative_time=table["relative_time"].where(~is_lenient))
+    texts = [text.get_text() for text in plot_time_front(some).axes[0].texts]
+    assert "1 run without a time" in texts
+    with pytest.raises(MissingRecords, match=r"needs plain decoding .* verifier=autoregressive"):
+        plot_time_front(table.assign(relative_time=np.nan))
+    with pytest.raises(ValueError, match=r"lacks the columns relative_time$"):
+        plot_time_front(table.drop(columns="relative_time"))
