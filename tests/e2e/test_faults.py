@@ -13,7 +13,7 @@ from diversed.records.folders import read_state
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 300
+PATIENCE_S = 900
 TRAINING = (*SMALL_TRAINING, "decoding.max_new_tokens=32", "objective.save_every=1")
 MOUNTED = """
 set -e

@@ -20,7 +20,7 @@ from diversed.records.store import read_manifest, read_records, read_trace
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 300
+PATIENCE_S = 900
 TRAINING = (
     *SMALL_TRAINING,
     "objective.num_rollouts=4",
