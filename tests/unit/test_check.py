@@ -181,7 +181,7 @@ def test_table_and_problems_say_the_same() -> None:
     assert len(lines) == 1
     assert lines[0].startswith("draft: model.draft.path=/no/such: the folder does not exist")
     shown = console.file.getvalue().splitlines()
-    rows = [line.strip("│ ").split("│") for line in shown if line.startswith("│")]
+    rows = [line.split("│")[1:-1] for line in shown if line.startswith("│")]
     results = {row[0].strip(): row[1].strip() for row in rows if row[0].strip()}
     assert list(results) == STEPS
     assert results["target"] == OK
