@@ -167,7 +167,7 @@ def running(
         (folder / ERROR_FILE).unlink(missing_ok=True)
         loggers.describe(manifest)
         yield loggers
-    except (Interrupted, KeyboardInterrupt):
+    except (Interrupted, KeyboardInterrupt, SystemExit):  # the last is Lightning's after a signal
         mark_stopped(folder)
         loggers.finish(EXIT_INTERRUPTED)
         raise

@@ -87,6 +87,7 @@ class WandbTracker(WandbLogger):
             settings=wandb.Settings(x_transaction_log_flush_interval=FLUSH_SECONDS),
             **options,
         )
+        self._wandb_init.pop("anonymous", None)  # Lightning passes it on, W&B warns that it is gone
         self._folder = folder / "wandb"
         self._mode = mode
         self.num_samples = num_samples

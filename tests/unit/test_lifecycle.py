@@ -194,9 +194,9 @@ def test_a_fault_of_the_code_is_recorded_and_keeps_its_trace(
     assert tracker.exit_codes == [1]
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted("go on")])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted("go on"), SystemExit(1)])
 def test_a_stop_by_the_user_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: ListeningLoggers, stop: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: ListeningLoggers, stop: BaseException
 ) -> None:
     def evaluate_task(*_: Any, **__: Any) -> None:
         raise stop
