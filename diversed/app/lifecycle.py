@@ -55,10 +55,15 @@ def working_folder(cfg: DictConfig, folder: Path, fabric: Fabric) -> Iterator[Pa
         The folder. No other process works in it.
 
     Raises:
-        InputError: `resume` names no run, a run of another config, or one that is at work.
+        InputError: `resume` names no run, a run of another config or one that is at work, or the
+            folder cannot be written.
     """
     with ExitStack() as stack:
-        yield _claim(cfg, folder, stack) if fabric.is_global_zero else folder
+        try:
+            place = _claim(cfg, folder, stack) if fabric.is_global_zero else folder
+        except OSError as error:
+            raise InputError(f"{error.filename or folder}: {error.strerror or error}") from error
+        yield place
 
 
 def _claim(cfg: DictConfig, folder: Path, stack: ExitStack) -> Path:

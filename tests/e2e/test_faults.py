@@ -46,6 +46,10 @@ def run(folder: Path, *arguments: str, mount: str | None = None) -> tuple[int, s
     return done.returncode, done.stderr.splitlines()[-1] if done.stderr else ""
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def can_mount() -> bool:
     """Return whether a test may mount file systems that no other process sees."""
     unshare = shutil.which("unshare")
@@ -93,10 +97,10 @@ def test_a_full_disk_ends_in_one_line(
 def test_a_run_on_a_disk_that_cannot_be_written_any_more_ends_in_one_line(tmp_path: Path) -> None:
     code, _ = run(tmp_path, "optimizer.lr=inf", "hydra.run.dir=disk/run")
     assert code == 1
-    before = {path.name: path.read_bytes() for path in (tmp_path / "disk/run").glob("*.*")}
+    before = contents(tmp_path / "disk")
     mount = "mount --bind disk disk; mount -o remount,bind,ro disk"
     code, line = run(tmp_path, "optimizer.lr=inf", "resume=disk/run", mount=mount)
     assert code == 2
-    assert "disk/run/.lock: Read-only file system" in line
-    after = {path.name: path.read_bytes() for path in (tmp_path / "disk/run").glob("*.*")}
-    assert after == before
+    assert line == f"{tmp_path / 'disk' / 'run' / '.lock'}: Read-only file system"
+    assert contents(tmp_path / "disk") == before
+    assert not list(tmp_path.glob("outputs/train/*"))

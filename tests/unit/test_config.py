@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -95,6 +96,25 @@ def test_every_group_has_a_folder_and_every_folder_is_a_group() -> None:
 def test_experiment_and_debug_stand_last_so_that_debug_wins(program: str) -> None:
     defaults = read_yaml(CONFIG_FOLDER / f"{program}.yaml")["defaults"]
     assert defaults[-2:] == [{"experiment": None}, {"debug": None}]
+
+
+def examples(program: str) -> list[list[str]]:
+    """Return the arguments of the commands that --help shows."""
+    header = read_yaml(CONFIG_FOLDER / f"{program}.yaml")["hydra"]["help"]["header"]
+    lines = re.findall(rf"^ *python {program}\.py(.*)$", header, flags=re.MULTILINE)
+    assert lines
+    return [re.split(r"  +", line)[0].split() for line in lines]  # without the remark behind
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_examples_in_the_help_compose(program: str) -> None:
+    for words in examples(program):
+        flags = [word for word in words if word.startswith("-")]
+        assert flags in ([], ["-m"])
+        overrides = [word for word in words if word not in flags]
+        if flags:
+            overrides = [word.split(",")[0] for word in overrides]
+        composed(program, *overrides)
 
 
 @functools.cache
@@ -269,6 +289,15 @@ def test_a_key_of_another_choice_names_that_choice(last_words) -> None:
     line, code = last_words(None, "verifier.weight=0.5")
     assert code == 2
     assert line.endswith("; it is a key of verifier=static")
+
+
+def test_an_experiment_of_another_script_names_that_script(last_words) -> None:
+    with pytest.raises(HydraException) as caught:
+        composed("eval", "experiment=table1_gsm8k_llama")
+    line, code = last_words(caught.value)
+    assert code == 2
+    assert "experiment/" in line
+    assert line.endswith("; the experiment is for train.py")
 
 
 def test_a_key_like_no_other_gets_the_list_of_keys(last_words) -> None:

@@ -53,11 +53,16 @@ def named(words: list[str]) -> set[str]:
     return {name for value in values for name in value.split(",")}
 
 
-def has_grid(program: str, overrides: list[str]) -> bool:
+def of_experiment(program: str, overrides: list[str]) -> list[str]:
+    """Return the sweep that an experiment brings along, but for keys of the command line."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    plain = [override.input_line for override in parsed if not override.is_sweep_override()]
     register_schemas()
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        cfg = compose(program, overrides, return_hydra_config=True)
-    return cfg.hydra.sweeper.params is not None
+        cfg = compose(program, plain, return_hydra_config=True)
+    grid = OmegaConf.to_container(cfg.hydra.sweeper.params or OmegaConf.create())
+    given = {override.get_key_element() for override in parsed}
+    return [f"{key}={values}" for key, values in grid.items() if key not in given]
 
 
 @pytest.mark.parametrize("words", SCRIPTS, ids=shown)
@@ -67,15 +72,13 @@ def test_every_command_composes_and_leaves_nothing_out(words: list[str]) -> None
     assert flags in ([], ["-m"])
     overrides = [word.replace("<run>", "some") for word in arguments if word not in flags]
     program = Path(script).stem
-    found = points(overrides)
     if flags:
-        assert len(found) > 1 or has_grid(program, overrides)
-    else:
-        assert len(found) == 1
+        overrides += of_experiment(program, overrides)
+    found = points(overrides)
+    assert (len(found) > 1) == bool(flags)
     for point in found:
         cfg = composed(program, *point)
-        left_out = OmegaConf.missing_keys(cfg)
-        assert left_out <= ({"verifier.weight"} if flags else set())  # the experiment's own grid
+        assert OmegaConf.missing_keys(cfg) == set()
         code = cfg.data.get("allow_code_execution")
         assert code is None or code is True or cfg.check  # MBPP needs the user's word
 

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from diversed.training.data import PromptBatches
+from diversed.tasks.arithmetic import ArithmeticTask
+from diversed.training.data import PromptBatches, PromptDataModule
 
 EXAMPLES = [{"id": str(index)} for index in range(12)]
 
@@ -56,3 +57,18 @@ def test_prompts_per_step_out_of_range_is_refused_by_name(number):
 def test_no_rollouts_are_refused_by_name():
     with pytest.raises(ValueError, match=r"objective\.num_rollouts=0"):
         batches(num_rollouts=0)
+
+
+@pytest.mark.parametrize(("most", "wanted"), [(4, 4), (12, 12), (99, 12), (None, 12)])
+def test_the_first_rows_of_the_split_are_used_at_most(most, wanted):
+    task = ArithmeticTask(num_train=12, num_validation=3, num_test=3)
+    options = {"prompts_per_step": 2, "num_rollouts": 9, "seed": 0, "start": lambda: 0}
+    data = PromptDataModule(task, max_prompts=most, **options)
+    seen = {example["id"] for batch in data.train_dataloader() for example in batch}
+    assert seen == set(task.examples("train")["id"][:wanted])
+
+
+def test_no_rows_are_refused_by_name():
+    task = ArithmeticTask(num_train=12, num_validation=3, num_test=3)
+    with pytest.raises(ValueError, match=r"objective\.max_train_prompts=0: must be at least 1"):
+        PromptDataModule(task, max_prompts=0, prompts_per_step=2, num_rollouts=9, seed=0, start=int)
