@@ -28,7 +28,9 @@ def run_columns(
     if isinstance(verifier, DiversedVerifier):
         head = {} if head_weight is not None else _head_run(cfg.verifier.checkpoint)
         head_weight = head.get("acceptance_weight", head_weight)
-        setting = f"-lambda{head_weight:g}" if head_weight is not None else ""
+        kind = getattr(verifier.head, "kind", "linear")
+        setting = "" if kind == "linear" else f"-{kind}"
+        setting += f"-lambda{head_weight:g}" if head_weight is not None else ""
         setting += f"-dial{dial:g}" if dial else ""
         setting += f"-from-{head['data']}" if head.get("data", task.name) != task.name else ""
         setting += f"-head{head['seed']}" if head.get("seed", cfg.seed) != cfg.seed else ""

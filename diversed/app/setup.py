@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from transformers.utils.logging import disable_progress_bar
 from diversed.app.processes import Seat, job_fabric
 from diversed.app.runs import plain, run_manifest
 from diversed.config import InputError, input_errors
+from diversed.controls.reading import hidden_bank, read_as
 from diversed.core.loop import DecodeSettings
 from diversed.core.probs import Sampling
 from diversed.generation import SpeculativeDecoder, head_verifier
+from diversed.generation.decoder import head_reads
 from diversed.models.checkpoint import load_head, new_head
 from diversed.models.head import EnsembleHead
 from diversed.models.loading import ModelPair, ModelSource, load_pair
@@ -96,6 +99,7 @@ def set_up(cfg: DictConfig, seat: Seat | None = None) -> Setup:
         verifier = make_verifier(pair=pair) if callable(make_verifier) else make_verifier
     settle_task(cfg, task, pair.tokenizer.chat_template is not None, pair.context_length)
     settings = within_context(cfg, settings, pair.context_length)
+    pair = read_as(head_reads(verifier), pair, partial(hidden_bank, pair, task, settings))
     decoder = SpeculativeDecoder(pair, verifier, settings, task.stop_strings)
     number = cfg.evaluation.num_prompts
     examples = first_examples(task, cfg.evaluation.split, number, "evaluation.num_prompts")

@@ -8,7 +8,7 @@ the wall-clock time of other runs, in which only the prompt's prefill has a cloc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from diversed.core.types import StepOutput, Trace
 from diversed.core.verifiers import AutoregressiveVerifier
 from diversed.evaluation.timing import timed
 from diversed.generation import SpeculativeDecoder, row_key
-from diversed.models.hf import HFLanguageModel
+from diversed.models.loading import LoadedModel
 from diversed.theory.blocks import DraftedBlocks, trace_blocks
 from diversed.theory.bootstrap import FloatArray, bootstrap_statistics
 from diversed.theory.speed import (
@@ -57,7 +57,7 @@ class SpeedComparison:
 class _ClockedModel:
     """A language model that adds up the seconds of its calls."""
 
-    def __init__(self, inner: HFLanguageModel, clocks_steps: bool) -> None:
+    def __init__(self, inner: LoadedModel, clocks_steps: bool) -> None:
         self.model = inner.model
         self.vocab_size = inner.vocab_size
         self._inner = inner
@@ -92,9 +92,8 @@ class _ClockedDecoder:
         pair = decoder.pair
         self._target = _ClockedModel(pair.target, clocks_steps)
         self._draft = _ClockedModel(pair.draft, clocks_steps)
-        clocked = {"target": self._target, "draft": self._draft}
         self._decoder = SpeculativeDecoder(
-            replace(pair, **cast(Any, clocked)),  # all that the decoding loop asks of a model
+            replace(pair, target=self._target, draft=self._draft),
             decoder.verifier,
             decoder.settings,
             decoder.stop_strings,

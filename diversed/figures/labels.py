@@ -74,6 +74,11 @@ METHOD_NAMES: Mapping[str, str] = MappingProxyType(
         "typical": "typical acceptance",
         "fuzzy": "fuzzy",
         "margin": "margin",
+        "token_rule": "rule by hand",
+        "constant_head": "head on nothing",
+        "prompt_head": "head on the prompt",
+        "position_head": "head on the position",
+        "shuffled_head": "head on shuffled states",
         "diversed": "DIVERSED",
     }
 )

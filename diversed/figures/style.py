@@ -21,6 +21,8 @@ from diversed.figures.labels import SETTING_COLUMNS, label, run_label
 # Okabe and Ito's palette, safe for the colour-blind, and a grey.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#777777"
+# Five of Tol's muted palette, for controls.
+INDIGO, WINE, OLIVE, TEAL, FOREST = "#332288", "#882255", "#999933", "#44AA99", "#117733"
 
 PANEL_COLUMNS = ("model", "data", "temperature", "draft_length")
 """Runs that differ in one of these stand in panels of their own: they are not to be compared."""
@@ -49,6 +51,11 @@ STYLES: Mapping[str, Style] = {
     "typical": Style("v", PURPLE, hatch="ooo"),
     "fuzzy": Style("P", SKY, 7.0, hatch="+++"),
     "margin": Style("X", GREY, 7.0, hatch="|||"),
+    "token_rule": Style("d", INDIGO, 7.0, hatch="\\\\"),
+    "constant_head": Style("<", WINE, 7.0, hatch="//"),
+    "prompt_head": Style("h", FOREST, 8.0, face="none", hatch="o"),
+    "position_head": Style(">", OLIVE, 7.0, face="none", hatch="x"),
+    "shuffled_head": Style("H", TEAL, 8.0, face="none", hatch="."),
     "diversed": Style("*", VERMILION, 14.0, face="#FBE3D3"),
 }
 _FIRST = ("autoregressive", "lossless", "static")

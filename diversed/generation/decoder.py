@@ -49,8 +49,30 @@ def row_key(*parts: object) -> int:
 def head_verifier(
     head: EnsembleHead, dial: float = 0.0, bonus: str = "verifier"
 ) -> DiversedVerifier:
-    """Return the verifier of a head in memory; arguments as in `DiversedVerifier`."""
-    return DiversedVerifier(head, uses_features=head.uses_features, dial=dial, bonus=bonus)
+    """Return the verifier of a head in memory; arguments as in `DiversedVerifier`.
+
+    That of a control goes by a name of its own, such as "prompt_head".
+    """
+    verifier = DiversedVerifier(head, uses_features=head.uses_features, dial=dial, bonus=bonus)
+    if head.reads != "hidden":
+        verifier.name = f"{head.reads}_head"
+    return verifier
+
+
+def head_reads(verifier: Verifier | AutoregressiveVerifier) -> str:
+    """Return what a verifier's head reads, one of `models.head.HEAD_READS`."""
+    head = verifier.head if isinstance(verifier, DiversedVerifier) else None
+    return head.reads if isinstance(head, EnsembleHead) else "hidden"
+
+
+def check_reads(verifier: Verifier | AutoregressiveVerifier, reads: str) -> None:
+    """Raise ValueError unless a verifier's head reads what the models hand it."""
+    wanted = head_reads(verifier)
+    if wanted != reads:
+        raise ValueError(
+            f"head.reads={wanted!r}: this pair hands on {reads!r}; a control's head decodes "
+            "through train.py and eval.py, or with a pair from diversed.controls.read_as"
+        )
 
 
 def checkpoint_verifier(
@@ -90,12 +112,14 @@ class SpeculativeDecoder:
             stop_strings: Strings that end a completion; a single one may stand for itself.
 
         Raises:
-            ValueError: A stop string is empty.
+            ValueError: A stop string is empty, or the verifier's head reads something else than the
+                pair's hidden states.
         """
         stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
         if "" in stop_strings:
             raise ValueError("stop_strings holds an empty string: it would end every completion")
         settings = settings or DecodeSettings(max_new_tokens=DEFAULT_NEW_TOKENS)
+        check_reads(verifier, pair.reads)
         self.pair = pair
         self.verifier = verifier
         self.settings = replace(settings, eos_ids=settings.eos_ids or pair.eos_ids)

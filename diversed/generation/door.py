@@ -24,6 +24,7 @@ from diversed.core.kernel import Verifier
 from diversed.core.loop import DecodeSettings, Listener, autoregressive_decode, speculative_decode
 from diversed.core.types import BlockEmission, DecodeCounts, DecodeResult, Trace
 from diversed.core.verifiers import AutoregressiveVerifier
+from diversed.generation.decoder import check_reads
 from diversed.generation.request import (
     check_config,
     check_fit,
@@ -106,6 +107,7 @@ def diversed_generate(  # the arguments are what transformers passes, and what a
         ValueError: The request asks for something that cannot be honoured; the message names it.
     """
     check_config(generation_config)
+    check_reads(verifier, "hidden")
     stops = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     _check_bound(model, draft, tokenizer, stops, streamer, len(input_ids))
     prompt_ids, mask = read_prompts(input_ids, model_arguments, model.device)

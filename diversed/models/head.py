@@ -12,6 +12,8 @@ from diversed.core.checks import check_shape
 from diversed.core.probs import NUM_FEATURES
 
 HEAD_KINDS = ("linear", "mlp")
+HEAD_READS = ("hidden", "constant", "prompt", "position", "shuffled")
+"""What a head reads: the hidden states, or as a control what `diversed.controls` hands it."""
 
 _CARD = """---
 {{ card_data }}
@@ -97,6 +99,7 @@ class EnsembleHead(
         width: int = 64,
         uses_features: bool = False,
         initial_weight: float = 0.9,
+        reads: str = "hidden",
         pair: Mapping[str, Any] | None = None,
     ) -> None:
         """Build a head.
@@ -108,6 +111,8 @@ class EnsembleHead(
             width: Hidden layer of the mlp; unused by the linear head.
             uses_features: Also read the scalars of `probs.distribution_features`.
             initial_weight: w before training, in (0, 1).
+            reads: One of `HEAD_READS`. The head computes the same whatever it is; who decodes with
+                it must hand it what it names.
             pair: Names, revisions and sizes of the two models, stored in `config.json`.
 
         Raises:
@@ -115,8 +120,11 @@ class EnsembleHead(
         """
         super().__init__()
         self.kind = kind
+        self.reads = reads
         if kind not in HEAD_KINDS:
             raise ValueError(f"head.kind={kind!r}: must be one of {', '.join(HEAD_KINDS)}")
+        if reads not in HEAD_READS:
+            raise ValueError(f"head.reads={reads!r}: must be one of {', '.join(HEAD_READS)}")
         if not 0 < initial_weight < 1:
             raise ValueError(f"head.initial_weight={initial_weight}: must lie in (0, 1)")
         if width < 1:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from huggingface_hub.constants import ENDPOINT
@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from diversed.core.lm import LanguageModel
 from diversed.models.hf import HFLanguageModel, context_length
 from diversed.models.hub import HubError, find_on_hub
 
@@ -52,16 +53,33 @@ class ModelSource:
     path: str | None = None
 
 
+class LoadedModel(LanguageModel, Protocol):
+    """A model for the decoding loop, and itself as transformers has it."""
+
+    model: PreTrainedModel
+
+
 @dataclass(frozen=True)
 class ModelPair:
-    """A frozen target and draft that share a tokenizer."""
+    """A frozen target and draft that share a tokenizer.
 
-    target: HFLanguageModel
-    draft: HFLanguageModel
+    Attributes:
+        target: The model whose quality is wanted.
+        draft: The cheap model.
+        tokenizer: Of both.
+        description: Names, revisions and sizes.
+        eos_ids: What ends a completion.
+        context_length: Tokens that both can read.
+        reads: What their hidden states are, one of `head.HEAD_READS`.
+    """
+
+    target: LoadedModel
+    draft: LoadedModel
     tokenizer: PreTrainedTokenizerBase
     description: dict[str, Any]
     eos_ids: tuple[int, ...]
     context_length: int
+    reads: str = "hidden"
 
     def to(self, device: torch.device | str) -> "ModelPair":
         """Move both models to a device."""
@@ -156,7 +174,23 @@ def _describe(model: PreTrainedModel, source: ModelSource) -> dict[str, Any]:
         "num_parameters": model.num_parameters(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "attn_implementation": model.config._attn_implementation,
+        "fingerprint": weights_fingerprint(model),
     }
+
+
+def weights_fingerprint(model: torch.nn.Module) -> str:
+    """Return the sum of all weights, read as 64-bit integers: further training changes it.
+
+    It depends on the weights' dtype, but on no device, name or order.
+    """
+    total = 0
+    for weight in model.parameters():
+        numbers = weight.detach().reshape(-1).view(torch.uint8)
+        if numbers.storage_offset() % 8:
+            numbers = numbers.clone()
+        end = numbers.numel() // 8 * 8
+        total += int(numbers[:end].view(torch.int64).sum()) + int(numbers[end:].sum())
+    return f"{total % 2**64:016x}"
 
 
 def check_same_tokenizer(

@@ -3,6 +3,7 @@
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from composed import CONFIG_FOLDER, SMALL_DATA, composed
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from diversed import app
 from diversed.app.setup import check_settings
 from diversed.config import InputError, register_schemas
+from diversed.records.folders import differing_keys
 from diversed.records.store import read_manifest, read_records
 
 NAMES = sorted(path.stem for path in (CONFIG_FOLDER / "experiment").glob("*.yaml"))
@@ -22,13 +24,16 @@ DATA = ("gsm8k", "cnndm", "xsum", "mbpp")
 TABLES = {"table1": 1.0, "table2": 0.1}
 CELLS = [(table, data, pair) for table in TABLES for data in DATA for pair in PAIRS]
 TRAINING = re.compile(r"table\d_(\w+)_(llama|qwen|gemma)$|draft_length\d_")
+OWN = [name for name in NAMES if name.startswith(("evidence", "ablation"))]  # not the paper's
 TRAINED = [name for name in NAMES if TRAINING.match(name) and "finetuned" not in name]
-EVALUATED = [name for name in NAMES if name not in TRAINED]
+EVALUATED = [name for name in NAMES if name not in (*TRAINED, *OWN)]
+ABLATED = [name for name in OWN if name.startswith("ablation")]
 ASKED = {
     "finetuned": ["finetuned_draft=builtin:draft"],
     "transfer": ["verifier.checkpoint=some/head"],
     "figure4_static": ["verifier.weight=0.5"],
     "lossy": ["level=0.5"],
+    "evidence_": ["level=0.5"],
 }
 """What experiments leave to the user, by a part of their names."""
 
@@ -44,7 +49,7 @@ QUICK_TRAINING = {
 
 
 def program(name: str) -> str:
-    return "train" if name in TRAINED else "eval"
+    return "train" if name in (*TRAINED, *ABLATED) else "eval"
 
 
 def asked(name: str) -> list[str]:
@@ -117,6 +122,32 @@ def test_what_is_compared_has_the_prompts_and_the_decoding_of_the_tables(name: s
     assert cfg.seed == table.seed
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_compared_in_the_evidence_has_its_problems_and_decoding(name: str) -> None:
+    cfg, plain = experiment(name), composed("eval", "model=tiny", "data=arithmetic")
+    assert cfg.data == {**plain.data, "num_test": 2000}
+    assert cfg.decoding == plain.decoding
+    assert not cfg.evaluation.writes_trace
+    assert (cfg.model, cfg.seed) == (plain.model, plain.seed)
+
+
+@pytest.mark.parametrize("name", ABLATED)
+def test_an_ablation_turns_one_knob_and_has_a_name_of_its_own(name: str) -> None:
+    cfg, plain = experiment(name).copy(), composed("train", "experiment=evidence")
+    arm = name.removeprefix("ablation_")
+    assert cfg.name == f"tiny-arithmetic-ablation-{arm}-seed0"
+    knobs = {
+        "sum": {"lambda", "objective.acceptance_weight", "objective.acceptance_reduction"},
+        "paper_recipe": {"objective.advantage", "objective.updates_per_rollout", "optimizer.lr"},
+    }
+    turned = set(differing_keys(resolved(cfg), resolved(plain)))
+    assert turned - {"name"} == knobs[arm] if arm in knobs else len(turned - {"name"}) == 1
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(cfg, resolve=True)
+
+
 @pytest.mark.parametrize("pair", ["llama", "qwen"])
 @pytest.mark.parametrize("table", TABLES)
 def test_a_fine_tuned_draft_takes_the_place_of_the_draft_and_renames_the_pair(
@@ -168,7 +199,7 @@ def test_every_experiment_shrinks_to_the_embedded_pair(name: str) -> None:
     assert cfg.model.target == tiny.target
     assert cfg.model.draft == tiny.draft
     assert target(cfg.data) == "ArithmeticTask"
-    wanted = QUICK | (QUICK_TRAINING if name in TRAINED else {})
+    wanted = QUICK | (QUICK_TRAINING if program(name) == "train" else {})
     assert {key: OmegaConf.select(cfg, key) for key in wanted} == wanted
     if name in TRAINED:
         assert cfg.logger is None

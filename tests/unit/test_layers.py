@@ -27,6 +27,7 @@ LAYERS = {
     "evaluation": (2, {"numpy", "pandas"}),  # arrays and tables come from theory and records
     "figures": (2, {"matplotlib", "numpy", "pandas"}),
     "report": (2, {"jinja2", "pandas"}),
+    "controls": (3, set()),
     "training": (3, {"lightning", "peft", "datasets"}),
     "tracking": (3, {"wandb", "lightning"}),
     "config": (4, {"hydra", "omegaconf"}),
