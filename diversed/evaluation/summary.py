@@ -64,7 +64,7 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
                 if values.size
                 else None
             )
-            row |= _columns(name, interval)
+            row |= interval_columns(name, interval)
         sums = good.groupby("prompt_id", sort=False).sum(numeric_only=True)
         for name, (numerator, denominator) in _RATIOS.items():
             below = sums[denominator].to_numpy(float)
@@ -72,7 +72,7 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
             if below.sum() > 0:
                 above = sums[numerator].to_numpy(float)
                 interval = bootstrap_ratio(above, below, num_resamples=num_resamples, seed=seed)
-            row |= _columns(name, interval)
+            row |= interval_columns(name, interval)
         seconds = float(good["seconds"].sum())
         row |= {
             "tokens_per_second": float(good["num_tokens"].sum()) / seconds if seconds else np.nan,
@@ -111,9 +111,9 @@ def distance_to_static_front(
     """
     if run_name not in set(records["run_name"]):
         raise ValueError(f"run_name={run_name!r}: the table has no such run")
-    static = _static_records(records[records["run_name"] != run_name])
+    static = static_records(records[records["run_name"] != run_name])
     method = records[records["run_name"] == run_name]
-    acceptance, quality, own_acceptance, own_quality = _paired(static, method)
+    acceptance, quality, own_acceptance, own_quality = paired(static, method)
     return front_distance(
         acceptance,
         quality,
@@ -148,17 +148,19 @@ def distances_over_heads(
     heads = records[records["method"] == "diversed"]
     if heads.empty:
         raise ValueError("the table has no run of a head to measure")
-    static = _static_records(records)
+    static = static_records(records)
     rows = []
     keys = ["acceptance_weight", "dial"]
     for (weight, dial), own in heads.astype(dict.fromkeys(keys, float)).groupby(keys, dropna=False):
         distance = front_distance_over_seeds(
-            *_paired(static, own), num_resamples=num_resamples, seed=seed
+            *paired(static, own), num_resamples=num_resamples, seed=seed
         )
         row = {"acceptance_weight": weight, "dial": dial, "num_heads": own["run_name"].nunique()}
         for name, value in vars(distance).items():
             if isinstance(value, Interval):
-                row |= _columns(name, value) | {f"{name}_undefined_frac": value.undefined_frac}
+                row |= interval_columns(name, value) | {
+                    f"{name}_undefined_frac": value.undefined_frac
+                }
             else:
                 row[name] = value.low
         rows.append(row)
@@ -186,8 +188,8 @@ def static_front_band(
     Raises:
         ValueError: There is no static run, or prompts or settings differ.
     """
-    static = _static_records(records)
-    acceptance, quality, _, _ = _paired(static, static)
+    static = static_records(records)
+    acceptance, quality, _, _ = paired(static, static)
     num_prompts = acceptance.shape[1]
     means = acceptance.mean(1)
     grid = np.linspace(means.min(), means.max(), num_points)
@@ -207,14 +209,15 @@ def static_front_band(
     )
 
 
-def _static_records(records: pd.DataFrame) -> pd.DataFrame:
+def static_records(records: pd.DataFrame) -> pd.DataFrame:
+    """Return the static and lossless runs of a table; ValueError where there is none."""
     static = records[records["method"].isin(["static", "lossless"])]
     if static.empty:
         raise ValueError("the table has no static run to make a front of")
     return static
 
 
-def _paired(
+def paired(
     static: pd.DataFrame, method: pd.DataFrame
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Return acceptance and quality of static runs, then of a method's, each [runs, prompts]."""
@@ -249,7 +252,8 @@ def _by_prompt(records: pd.DataFrame, column: str) -> pd.DataFrame:
     )
 
 
-def _columns(name: str, interval: Any) -> dict[str, float]:
+def interval_columns(name: str, interval: Any) -> dict[str, float]:
+    """Return an estimate and its `_low` and `_high` as columns; NaN where there is none."""
     if interval is None:
         return dict.fromkeys((name, f"{name}_low", f"{name}_high"), np.nan)
     return {
