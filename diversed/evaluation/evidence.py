@@ -15,6 +15,14 @@ from diversed.theory.bootstrap import FloatArray, Interval, bootstrap_mean_over_
 from diversed.theory.front import front_distance_over_seeds
 from diversed.theory.gain import gain_over_best
 
+_SEED = r"-seed\d+\b.*"  # ends the name of a run; what may follow is its folder
+
+
+def by_seed(records: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return groups of runs that differ in their seed alone, by their name without it."""
+    names = records["run_name"].str.replace(_SEED, "", regex=True)
+    return {str(name): group for name, group in records.groupby(names, sort=False)}
+
 
 def measure_groups(
     groups: Mapping[str, pd.DataFrame],

@@ -79,6 +79,8 @@ METHOD_NAMES: Mapping[str, str] = MappingProxyType(
         "prompt_head": "head on the prompt",
         "position_head": "head on the position",
         "shuffled_head": "head on shuffled states",
+        "coin": "coin flip",
+        "diversed_mlp": "DIVERSED, mlp head",
         "diversed": "DIVERSED",
     }
 )

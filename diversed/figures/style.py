@@ -21,8 +21,9 @@ from diversed.figures.labels import SETTING_COLUMNS, label, run_label
 # Okabe and Ito's palette, safe for the colour-blind, and a grey.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#777777"
-# Five of Tol's muted palette, for controls.
+# Tol's muted palette, for controls.
 INDIGO, WINE, OLIVE, TEAL, FOREST = "#332288", "#882255", "#999933", "#44AA99", "#117733"
+ROSE, SLATE = "#CC6677", "#555555"
 
 PANEL_COLUMNS = ("model", "data", "temperature", "draft_length")
 """Runs that differ in one of these stand in panels of their own: they are not to be compared."""
@@ -56,6 +57,8 @@ STYLES: Mapping[str, Style] = {
     "prompt_head": Style("h", FOREST, 8.0, face="none", hatch="o"),
     "position_head": Style(">", OLIVE, 7.0, face="none", hatch="x"),
     "shuffled_head": Style("H", TEAL, 8.0, face="none", hatch="."),
+    "coin": Style("|", SLATE, 9.0, hatch="-"),
+    "diversed_mlp": Style("8", ROSE, 9.0, face="none", hatch="**"),
     "diversed": Style("*", VERMILION, 14.0, face="#FBE3D3"),
 }
 _FIRST = ("autoregressive", "lossless", "static")

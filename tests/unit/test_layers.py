@@ -37,6 +37,8 @@ LAYERS = {
     "sweep": (5, None),
     "notebooks": (5, None),
     "demo": (5, None),
+    "evidence": (5, None),
+    "publish": (5, None),
     "tiny_pair": (5, None),
 }
 ORDER = list(LAYERS)

@@ -145,6 +145,14 @@ class TestCoin:
         runs = run("a", "static", 1.0, 0.3), run("b", "static", 0.7, 0.9, seed=1)
         assert coin_flip(*runs, share)["quality"].tolist() == runs[source]["quality"].tolist()
 
+    def test_it_lies_on_the_chord_on_average(self):
+        ends = run("a", "static", 1.0, 0.3), run("b", "static", 0.7, 0.9, seed=1)
+        flips = [coin_flip(*ends, 0.25, seed=seed) for seed in range(200)]
+        for column in ("expected_acceptance", "quality"):
+            means = np.array([flip[column].mean() for flip in flips])
+            chord = 0.75 * ends[0][column].mean() + 0.25 * ends[1][column].mean()
+            assert abs(means.mean() - chord) < 4 * means.std() / np.sqrt(200)
+
     def test_other_prompts_are_refused(self):
         with pytest.raises(ValueError, match="do not have the same prompts"):
             coin_flip(run("a", "static", 1.0, 0.3), run("b", "static", 1.0, 0.3)[:-1], 0.5)

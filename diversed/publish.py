@@ -1,0 +1,91 @@
+"""Copy finished runs as the small records that are committed and shared.
+
+    python -m diversed.publish outputs/evidence analysis/records/tiny
+
+Every finished run below the first folder gets a folder of the same place below the second one:
+manifest, records as Parquet without texts, the head if it has one, training curves. Prompts and
+completions are left out (`prompt`, `text`, `answer`, `reference` are null), numbers are single
+precision, traces and checkpoints stay where they are. Runs that did not finish are named.
+"""
+
+import argparse
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from diversed.config import EXIT_BAD_INPUT, InputError
+from diversed.records.folders import FINISHED, read_state
+from diversed.records.schema import ROW_COLUMNS
+from diversed.records.store import (
+    MANIFEST_FILE,
+    PARQUET_FILE,
+    read_manifest,
+    read_records,
+    replace_file,
+    replace_folder,
+)
+
+TEXTS = ("prompt", "text", "answer", "reference")
+KEPT_FOLDERS = ("head", "metrics")
+
+
+def main() -> None:
+    """Publish the runs that the command line names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, help="searched for runs, at any depth")
+    parser.add_argument("target", type=Path, help="folder of the small records")
+    arguments = parser.parse_args()
+    try:
+        num_published = publish(arguments.source, arguments.target)
+    except (InputError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_BAD_INPUT)
+    print(f"{num_published} runs in {arguments.target}")  # noqa: T201 - what the command says
+
+
+def publish(source: Path, target: Path) -> int:
+    """Copy the finished runs below a folder, and return how many they are.
+
+    Raises:
+        InputError: There is no run, or one did not finish.
+    """
+    folders = sorted(path.parent for path in source.rglob(MANIFEST_FILE))
+    unfinished = [folder for folder in folders if read_state(folder).status != FINISHED]
+    if not folders or unfinished:
+        what = f"{unfinished[0]} has not finished" if unfinished else f"no run below {source}"
+        raise InputError(f"{what}: finish the runs first")
+    for folder in folders:
+        place = target / folder.relative_to(source)
+        replace_folder(place, partial(_write, folder))
+    return len(folders)
+
+
+def _write(folder: Path, new: Path) -> None:
+    """Write the small records of one run into an empty folder."""
+    shutil.copy(folder / MANIFEST_FILE, new / MANIFEST_FILE)
+    table = small_records(folder)
+    replace_file(
+        new / PARQUET_FILE, lambda path: table.to_parquet(path, index=False, compression="zstd")
+    )
+    for name in KEPT_FOLDERS:
+        if (folder / name).is_dir():
+            shutil.copytree(folder / name, new / name)
+
+
+def small_records(folder: Path) -> pd.DataFrame:
+    """Return a run's rows without texts, with numbers in single precision."""
+    read_manifest(folder)
+    table = read_records(folder)[list(ROW_COLUMNS)]
+    table = table.assign(**dict.fromkeys(TEXTS))
+    reals = table.select_dtypes("float").columns
+    return table.astype(dict.fromkeys(reals, np.float32))
+
+
+if __name__ == "__main__":
+    main()
