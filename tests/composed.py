@@ -1,8 +1,10 @@
 """Configs as the scripts compose them, without running a script."""
 
+import itertools
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from diversed.config import register_schemas
@@ -31,3 +33,15 @@ def composed(program: str, *overrides: str) -> DictConfig:
     register_schemas()
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         return compose(program, overrides=list(overrides))
+
+
+def points(overrides: list[str]) -> list[tuple[str, ...]]:
+    """Return every combination of the values that a multirun asks for."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    options = [
+        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+        if override.is_sweep_override()
+        else [override.input_line]
+        for override in parsed
+    ]
+    return list(itertools.product(*options))

@@ -1,6 +1,7 @@
 """Offline environment, set before any library is imported, and what every test may use."""
 
 import os
+from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
@@ -8,6 +9,9 @@ os.environ["WANDB_MODE"] = "offline"
 import pytest
 import torch
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from diversed.models.loading import ModelPair
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
@@ -17,3 +21,11 @@ settings.load_profile("repeatable")
 def generator() -> torch.Generator:
     """Return a random generator with a fixed seed."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def pair() -> "ModelPair":
+    """Return the embedded pair, which the tests of a module share: none may change it."""
+    from diversed.models.loading import load_tiny_pair
+
+    return load_tiny_pair()

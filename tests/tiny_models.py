@@ -79,6 +79,20 @@ def build(family: str, seed: int = 0) -> PreTrainedModel:
     return frozen(FAMILIES[family]())
 
 
+def longrope_phi3(length_before_extension: int) -> Phi3ForCausalLM:
+    """Return a model that turns to other frequencies behind a length."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    return Phi3ForCausalLM(
+        Phi3Config(
+            **BASE,
+            num_key_value_heads=2,
+            original_max_position_embeddings=length_before_extension,
+            rope_parameters=rope | factors,
+        )
+    )
+
+
 def frozen(model: PreTrainedModel) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 

@@ -2,7 +2,6 @@
 
 from numbers import Real
 
-import torch
 from torch import Tensor
 
 
@@ -24,20 +23,17 @@ def check_same_shape(name: str, tensor: Tensor, other_name: str, other: Tensor) 
         )
 
 
-def check_probs(name: str, probs: Tensor, tolerance: float = 1e-4) -> None:
-    """Raise ValueError unless the last dimension of `probs` holds distributions."""
-    if not bool(torch.isfinite(probs).all()) or bool((probs < 0).any()):
-        raise ValueError(f"{name} has negative or non-finite entries")
-    total = probs.sum(-1)
-    if not bool(torch.allclose(total, torch.ones_like(total), atol=tolerance)):
-        raise ValueError(f"{name} does not sum to 1: sums reach {float(total.max())}")
-
-
 def check_number(name: str, value: object) -> None:
     """Raise ValueError unless `value` is a number; True and False are none."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number:
         raise ValueError(f"{name}={value!r}: must be a number")
+
+
+def check_at_least_one(name: str, number: int) -> None:
+    """Raise ValueError unless `number` is 1 or more."""
+    if number < 1:
+        raise ValueError(f"{name}={number}: must be at least 1")
 
 
 def check_unit_interval(name: str, value: float) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diversed.core import noise
-from diversed.core.checks import check_same_shape, check_shape
+from diversed.core.checks import check_at_least_one, check_same_shape, check_shape
 from diversed.core.counts import count_trace
 from diversed.core.ends import EndFinder, Ends
 from diversed.core.kernel import ModelView, Verifier
@@ -57,10 +57,8 @@ class DecodeSettings:
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the setting, for values out of range."""
-        if self.max_new_tokens < 1:
-            raise ValueError(f"decoding.max_new_tokens={self.max_new_tokens}: must be at least 1")
-        if self.draft_length < 1:
-            raise ValueError(f"decoding.draft_length={self.draft_length}: must be at least 1")
+        check_at_least_one("decoding.max_new_tokens", self.max_new_tokens)
+        check_at_least_one("decoding.draft_length", self.draft_length)
 
 
 @dataclass

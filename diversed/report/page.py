@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from diversed.core.checks import check_at_least_one
 from diversed.records.store import RecordsError
 from diversed.report import frame
 from diversed.report.answers import OUTCOMES, Comparison, compare, order_prompts
@@ -43,8 +44,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
+            check_at_least_one(name, value)
 
 
 def render(runs: Sequence[Run], limits: Limits | None = None) -> str:

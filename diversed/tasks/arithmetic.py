@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from datasets import Dataset
 
+from diversed.core.checks import check_at_least_one
 from diversed.tasks.base import Example, Task, check_split
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "June")
@@ -250,8 +251,7 @@ class ArithmeticTask(Task):
         """
         self._sizes = {"train": num_train, "validation": num_validation, "test": num_test}
         for split, size in self._sizes.items():
-            if size < 1:
-                raise ValueError(f"data.num_{split}={size}: must be at least 1")
+            check_at_least_one(f"data.num_{split}", size)
         self._seed = seed
 
     def examples(self, split: str) -> Dataset:

@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from diversed.core.checks import check_at_least_one
 from diversed.tasks.sandbox import Limits, Report, Sandbox
 from diversed.tasks.sandbox_init import TIMED_OUT
 from diversed.tasks.sandbox_judge import GUARD_NAME
@@ -100,8 +101,8 @@ class CodeJudge:
                 "that a model has written. It is run in a sandbox; set "
                 "data.allow_code_execution=true to allow it"
             )
-        if max_workers is not None and max_workers < 1:
-            raise ValueError(f"data.max_workers={max_workers}: must be at least 1")
+        if max_workers is not None:
+            check_at_least_one("data.max_workers", max_workers)
         self._sandbox = Sandbox(limits or Limits(), tool)
         self._max_workers = max_workers or os.cpu_count() or 1
         self._verdicts: dict[str, Verdict] = {}

@@ -14,6 +14,7 @@ from typing import Any
 
 from datasets import Dataset
 
+from diversed.core.checks import check_at_least_one
 from diversed.tasks.base import SPLITS, Example, TaskDataError, check_split
 from diversed.tasks.hub import HubData
 from diversed.tasks.local_files import (
@@ -106,8 +107,8 @@ class SplitLoader:
             ValueError: A number is out of range.
         """
         for name, number in (("limit", limit), ("num_carved_validation", num_carved_validation)):
-            if number is not None and number < 1:
-                raise ValueError(f"data.{name}={number}: must be at least 1")
+            if number is not None:
+                check_at_least_one(f"data.{name}", number)
         self._source = source
         self._path = None if path is None else Path(path).expanduser()
         self._limit = limit

@@ -17,6 +17,7 @@ from typing import Any
 
 from datasets import Dataset
 
+from diversed.core.checks import check_at_least_one
 from diversed.tasks.base import SPLITS, Example, Prompt, Task, TaskDataError, check_split
 from diversed.tasks.prompts import PromptBuilder, PromptTemplate, Shot
 from diversed.tasks.source_scan import evaluating_calls
@@ -87,8 +88,7 @@ class ReasoningGymTask(Task):
         """
         self._sizes = {"train": num_train, "validation": num_validation, "test": num_test}
         for split, size in self._sizes.items():
-            if size < 1:
-                raise ValueError(f"data.num_{split}={size}: must be at least 1")
+            check_at_least_one(f"data.num_{split}", size)
         if not 0 <= seed < MAX_SEED:
             raise ValueError(f"data.seed={seed}: must be at least 0 and below {MAX_SEED}")
         self._generator = name

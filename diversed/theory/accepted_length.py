@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from diversed.core.checks import check_at_least_one
 from diversed.theory.bootstrap import FloatArray, finite_array
 
 ContextFunction = Callable[[tuple[int, ...]], ArrayLike]
@@ -93,7 +94,7 @@ def survival_of_rule(
     Raises:
         ValueError: N is below 1, q is no law, or an acceptance lies outside [0, 1].
     """
-    _check_draft_length(draft_length)
+    check_at_least_one("draft_length", draft_length)
     ends = frozenset(end_ids)
     survival = np.zeros(draft_length)
     alive = {tuple(start): 1.0}  # drafts of k tokens that passed whole -> probability
@@ -144,7 +145,7 @@ def iid_survival(acceptance: float, draft_length: int) -> FloatArray:
     Raises:
         ValueError: An argument is out of range.
     """
-    _check_draft_length(draft_length)
+    check_at_least_one("draft_length", draft_length)
     if not 0 <= acceptance <= 1:
         raise ValueError(f"acceptance={acceptance}: must lie in [0, 1]")
     return np.power(float(acceptance), np.arange(1, draft_length + 1))
@@ -166,11 +167,6 @@ def iid_accepted_length(acceptance: float, draft_length: int) -> float:
     Source: Leviathan et al. 2023 (arXiv:2211.17192), expected number of generated tokens, less one.
     """
     return float(iid_survival(acceptance, draft_length).sum())
-
-
-def _check_draft_length(draft_length: int) -> None:
-    if draft_length < 1:
-        raise ValueError(f"draft_length={draft_length}: must be at least 1")
 
 
 def _checked_law(name: str, law: ContextFunction, context: tuple[int, ...]) -> FloatArray:

@@ -18,6 +18,8 @@ from diversed.theory.bootstrap import (
     percentile_intervals,
 )
 
+_Points = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
+
 ROUNDING = 1e-12  # a mean may miss the end of a front by this much and still count as on it
 
 
@@ -176,16 +178,16 @@ def front_distance(
         method_acceptance: As `static_acceptance`, shape [P].
         method_quality: As `static_quality`, shape [P].
         num_resamples: Bootstrap resamples.
-        level: Coverage aimed at by the intervals, in (0, 1).
+        level: Coverage aimed at by intervals and bounds, in (0, 1).
         seed: Seed of the resampling; the same seed gives the same intervals.
 
     Raises:
         ValueError: Shapes do not fit, a value is not finite, or a setting is out of range.
     """
-    checked = _check_points(
+    points = _check_points(
         static_acceptance, static_quality, method_acceptance, method_quality, method_dims=1
     )
-    return _measure(*checked, num_resamples=num_resamples, level=level, seed=seed)
+    return _measure(points, num_resamples, level, seed)
 
 
 def front_distance_over_seeds(
@@ -205,22 +207,13 @@ def front_distance_over_seeds(
     `bootstrap.hierarchical_resamples`); the interval is about the method with another seed and
     other prompts, not about these heads.
 
-    Args:
-        static_acceptance: As in `front_distance`, shape [W, P].
-        static_quality: Same shape.
-        method_acceptance: Per seed and prompt the objective's A, shape [S, P].
-        method_quality: Per seed and prompt the task's score, same shape.
-        num_resamples: Bootstrap resamples.
-        level: Coverage aimed at by intervals and bounds, in (0, 1).
-        seed: Seed of the resampling; the same seed gives the same intervals.
-
-    Raises:
-        ValueError: Shapes do not fit, a value is not finite, or a setting is out of range.
+    Arguments and errors as in `front_distance`, except that the method's numbers have the shape
+    [S, P]: a row per seed.
     """
-    checked = _check_points(
+    points = _check_points(
         static_acceptance, static_quality, method_acceptance, method_quality, method_dims=2
     )
-    return _measure(*checked, num_resamples=num_resamples, level=level, seed=seed)
+    return _measure(points, num_resamples, level, seed)
 
 
 def _check_points(
@@ -229,7 +222,7 @@ def _check_points(
     method_acceptance: ArrayLike,
     method_quality: ArrayLike,
     method_dims: int,
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+) -> _Points:
     """Return static points [W, P] and the method's [S, P]; ValueError for what does not fit."""
     static_x = finite_array("static_acceptance", static_acceptance, num_dims=2)
     static_y = finite_array("static_quality", static_quality, num_dims=2)
@@ -246,16 +239,8 @@ def _check_points(
     return static_x, static_y, np.atleast_2d(method_x), np.atleast_2d(method_y)
 
 
-def _measure(
-    static_x: FloatArray,
-    static_y: FloatArray,
-    method_x: FloatArray,
-    method_y: FloatArray,
-    *,
-    num_resamples: int,
-    level: float,
-    seed: int,
-) -> FrontDistance:
+def _measure(points: _Points, num_resamples: int, level: float, seed: int) -> FrontDistance:
+    static_x, static_y, method_x, method_y = points
     num_seeds, num_prompts = method_x.shape
 
     def distances(seed_counts: FloatArray, prompt_counts: FloatArray) -> FloatArray:

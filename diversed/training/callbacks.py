@@ -14,6 +14,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from diversed.core.checks import check_at_least_one
 from diversed.evaluation.runner import evaluate_task
 from diversed.models.checkpoint import save_head
 from diversed.records.store import replace_file
@@ -73,9 +74,8 @@ class HeadKeeper(Callback):
         Raises:
             ValueError: An interval is below 1.
         """
-        for name, number in (("validate_every", validate_every), ("save_every", save_every)):
-            if number < 1:
-                raise ValueError(f"objective.{name}={number}: must be at least 1")
+        check_at_least_one("objective.validate_every", validate_every)
+        check_at_least_one("objective.save_every", save_every)
         self._checkpoint = checkpoint
         self._examples = examples
         self._validate_every = validate_every

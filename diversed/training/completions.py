@@ -12,6 +12,7 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 
+from diversed.core.checks import check_at_least_one
 from diversed.generation import PromptError, SpeculativeDecoder, row_key
 from diversed.prompting import FittedPrompt, fit_prompt, prompt_text
 from diversed.tasks.base import Example, Prompt, Task
@@ -145,12 +146,8 @@ def sampled_completions(
     Raises:
         ValueError: A number is below 1.
     """
-    for name, number in (
-        ("finetune.samples_per_prompt", samples_per_prompt),
-        ("evaluation.batch_size", batch_size),
-    ):
-        if number < 1:
-            raise ValueError(f"{name}={number}: must be at least 1")
+    check_at_least_one("finetune.samples_per_prompt", samples_per_prompt)
+    check_at_least_one("evaluation.batch_size", batch_size)
     requests = [(one, sample) for one in fitted for sample in range(samples_per_prompt)]
     completions = []
     for start in range(0, len(requests), batch_size):
@@ -224,8 +221,7 @@ class CompletionBatches:
         Raises:
             ValueError: `batch_size` is below 1.
         """
-        if batch_size < 1:
-            raise ValueError(f"finetune.batch_size={batch_size}: must be at least 1")
+        check_at_least_one("finetune.batch_size", batch_size)
         self._completions = list(completions)
         self._batch_size = batch_size
         self._seed = seed

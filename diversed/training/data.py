@@ -8,6 +8,7 @@ from datasets import Dataset
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, IterableDataset
 
+from diversed.core.checks import check_at_least_one
 from diversed.tasks.base import Example, Task
 
 
@@ -39,8 +40,7 @@ class PromptBatches(IterableDataset[list[Example]]):
                 f"objective.prompts_per_step={prompts_per_step}: must be at least 1 and at most "
                 f"the {len(examples)} training examples"
             )
-        if num_rollouts < 1:
-            raise ValueError(f"objective.num_rollouts={num_rollouts}: must be at least 1")
+        check_at_least_one("objective.num_rollouts", num_rollouts)
         self._examples = examples
         self._prompts_per_step = prompts_per_step
         self._num_rollouts = num_rollouts
@@ -85,8 +85,7 @@ class PromptDataModule(LightningDataModule):
         super().__init__()
         rows = task.examples("train")
         if max_prompts is not None:
-            if max_prompts < 1:
-                raise ValueError(f"objective.max_train_prompts={max_prompts}: must be at least 1")
+            check_at_least_one("objective.max_train_prompts", max_prompts)
             rows = rows.select(range(min(max_prompts, len(rows))))
         self.batches = PromptBatches(rows, **options)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from diversed.core.checks import check_at_least_one
 from diversed.generation import SpeculativeDecoder
 from diversed.models.head import EnsembleHead
 from diversed.objective.acceptance import (
@@ -84,12 +85,8 @@ class DiversedModule(LightningModule):
         super().__init__()
         check_rollout_decoder(decoder)
         check_advantage(objective.advantage, samples_per_prompt)
-        for name, number in (
-            ("samples_per_prompt", samples_per_prompt),
-            ("updates_per_rollout", updates_per_rollout),
-        ):
-            if number < 1:
-                raise ValueError(f"objective.{name}={number}: must be at least 1")
+        check_at_least_one("objective.samples_per_prompt", samples_per_prompt)
+        check_at_least_one("objective.updates_per_rollout", updates_per_rollout)
         if not grad_clip > 0:
             raise ValueError(f"objective.grad_clip={grad_clip}: must be above 0")
         self.automatic_optimization = False

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from diversed.core.checks import check_at_least_one
+
 
 @dataclass(frozen=True)
 class LoraAdapter:
@@ -37,8 +39,7 @@ class LoraAdapter:
     target_modules: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"adapter.rank={self.rank}: must be at least 1")
+        check_at_least_one("adapter.rank", self.rank)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"adapter.dropout={self.dropout}: must lie in [0, 1)")
         if find_spec("peft") is None:

@@ -2,22 +2,20 @@
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from composed import ROOT, SMALL_TRAINING, composed
+from composed import SMALL_TRAINING, composed
 from safetensors.torch import load_file
+from script_processes import PATIENCE_S, PYTHON, run_script, start_script
 
 from diversed import app
 from diversed.records.store import read_manifest, read_records, read_trace
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 240
 SETTINGS = (*SMALL_TRAINING, "decoding.max_new_tokens=32", "evaluation.num_prompts=5")
 TWO = ("trainer=ddp", "trainer.devices=2")
 
@@ -28,20 +26,6 @@ def alone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone") / "run"
     app.train(composed("train", *SETTINGS), folder)
     return folder
-
-
-def run(folder, *command):
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 def check_same_run(folder: Path, wanted: Path) -> None:
@@ -71,7 +55,8 @@ def check_same_run(folder: Path, wanted: Path) -> None:
 
 
 def test_two_processes_train_and_evaluate_like_one(alone, tmp_path):
-    done = run(tmp_path, str(ROOT / "train.py"), *SETTINGS, *TWO)
+    done = run_script(tmp_path, "train.py", *SETTINGS, *TWO)
+    assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("outputs/train/*")
     check_same_run(folder, alone)
     log = (folder / "train.log").read_text()
@@ -85,7 +70,8 @@ def test_torchrun_starts_the_same_run(alone, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
-    run(tmp_path, *torchrun, str(ROOT / "train.py"), *SETTINGS, *TWO)
+    done = run_script(tmp_path, "train.py", *SETTINGS, *TWO, launcher=(*PYTHON, *torchrun))
+    assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("outputs/train/*")  # the second process has left none behind
     check_same_run(folder, alone)
 
@@ -106,12 +92,9 @@ def test_tasks_of_slurm_share_the_points_of_a_multirun(tmp_path):
     points = ("-m", "verifier=static", "verifier.weight=0.5,1.5,0.7", "hydra.sweep.dir=points")
     small = ("evaluation.num_prompts=3", "decoding.max_new_tokens=16", "trainer.accelerator=cpu")
     tasks = [
-        subprocess.Popen(
-            [sys.executable, str(ROOT / "eval.py"), *points, *small, *TWO],
-            cwd=tmp_path,
-            env=os.environ | variables | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank},
-            stderr=subprocess.PIPE,
-            text=True,
+        start_script(
+            *(tmp_path, "eval.py", *points, *small, *TWO),
+            **(variables | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}),
         )
         for rank in ("0", "1")
     ]

@@ -1,13 +1,12 @@
 """Faults that are not the code's: one clear line, an exit code, and a folder that says what was."""
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from composed import ROOT, SMALL_TRAINING
+from composed import SMALL_TRAINING
+from script_processes import PYTHON, run_script
 
 from diversed.records.folders import read_state
 
@@ -30,17 +29,11 @@ def run(folder: Path, *arguments: str, mount: str | None = None) -> tuple[int, s
         arguments: Of the script.
         mount: Shell commands before it, in a file system of their own.
     """
-    command = [sys.executable, str(ROOT / "train.py"), *TRAINING, *arguments]
+    launcher = PYTHON
     if mount is not None:
-        command = ["unshare", "-rm", "sh", "-c", MOUNTED.format(mount=mount), "sh", *command]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+        launcher = ("unshare", "-rm", "sh", "-c", MOUNTED.format(mount=mount), "sh", *PYTHON)
+    done = run_script(
+        *(folder, "train.py", *TRAINING, *arguments), launcher=launcher, patience_s=PATIENCE_S
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stderr.splitlines()[-1] if done.stderr else ""

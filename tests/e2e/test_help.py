@@ -1,17 +1,15 @@
 """What the scripts print without running anything."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from composed import CONFIG_FOLDER, ROOT, composed
 from omegaconf import OmegaConf
+from script_processes import run_script
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 240
 SCRIPTS = [
     f"{path.stem}.py"
     for path in sorted(CONFIG_FOLDER.glob("*.yaml"))
@@ -20,14 +18,7 @@ SCRIPTS = [
 
 
 def printed(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / words[0]), *words[1:]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = run_script(folder, *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert list(folder.iterdir()) == []

@@ -1,17 +1,13 @@
 """Models and heads from a hub that answers, and from the cache when it no longer does."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from script_processes import run_script
 
 pytestmark = pytest.mark.e2e
 
 COMMIT = "c0ffee" + "0" * 34
-SCENARIO = Path(__file__).with_name("hub_scenario.py")
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +21,7 @@ def report(tmp_path_factory):
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "NO_PROXY": "127.0.0.1",
     }
-    done = subprocess.run(
-        [sys.executable, str(SCENARIO), str(folder / "head"), COMMIT],
-        capture_output=True,
-        text=True,
-        env=os.environ | changes,
-        check=False,
-    )
+    done = run_script(folder, "tests/e2e/hub_scenario.py", str(folder / "head"), COMMIT, **changes)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) | {"stderr": done.stderr}
 

@@ -1,19 +1,17 @@
 """check=true as users run it: exit codes, what stands where, and nothing on disk."""
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from composed import ROOT, SMALL_DATA
+from composed import SMALL_DATA
+from script_processes import run_script
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 240
+CHECK = ("check=true", *SMALL_DATA)
 COMMIT = "c0ffee" + "0" * 34
 GATED = "meta-llama"
 STEPS = ["settings", "target", "draft", "tokenizers", "data", "prompts", "memory", "two prompts"]
@@ -49,22 +47,8 @@ def gated_hub() -> Iterator[str]:
     server.server_close()
 
 
-def check(
-    folder: Path, script: str, *overrides: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / script), "check=true", *SMALL_DATA, *overrides],
-        cwd=folder,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-
-
 def test_a_run_that_can_start_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
-    done = check(tmp_path, "train.py", "decoding.max_new_tokens=16")
+    done = run_script(tmp_path, "train.py", *CHECK, "decoding.max_new_tokens=16")
     assert done.returncode == 0, done.stderr
     rows = [line.split("│")[1:-1] for line in done.stdout.splitlines() if line.startswith("│")]
     results = {what.strip(): result.strip() for what, result, _ in rows if what.strip()}
@@ -75,8 +59,8 @@ def test_a_run_that_can_start_ends_well_and_leaves_nothing(tmp_path: Path) -> No
 def test_gated_models_are_problems_that_say_how_to_log_in(tmp_path: Path, gated_hub: str) -> None:
     work, home = tmp_path / "work", tmp_path / "home"
     work.mkdir()
-    done = check(
-        *(work, "eval.py", "model=llama"),
+    done = run_script(
+        *(work, "eval.py", *CHECK, "model=llama"),
         HF_ENDPOINT=gated_hub,
         HF_HOME=str(home),
         HF_HUB_OFFLINE="0",

@@ -1,15 +1,13 @@
 """What the README tells people to type works."""
 
 import importlib.util
-import itertools
 import re
 import runpy
 import shlex
 from pathlib import Path
 
 import pytest
-from composed import ROOT, composed
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from composed import ROOT, composed, points
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
@@ -25,18 +23,6 @@ def typed() -> list[list[str]]:
 
 def scripts() -> list[list[str]]:
     return [words for words in typed() if words[0].endswith("python") and words[1].endswith(".py")]
-
-
-def points(overrides: list[str]) -> list[tuple[str, ...]]:
-    """Return every combination of the values that a multirun asks for."""
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    options = [
-        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else [override.input_line]
-        for override in parsed
-    ]
-    return list(itertools.product(*options))
 
 
 @pytest.mark.parametrize("words", scripts(), ids=" ".join)

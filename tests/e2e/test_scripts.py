@@ -1,41 +1,18 @@
 """The scripts as users run them: exit codes, what stands on stderr, what is left on disk."""
 
-import os
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from composed import ROOT, SMALL_DATA, SMALL_TRAINING
+from composed import SMALL_DATA, SMALL_TRAINING
+from script_processes import PATIENCE_S, run_script, start_script, wait_for
 
 from diversed.records.store import read_manifest, read_records
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 240
 SMALL = (*SMALL_DATA, "evaluation.num_prompts=4", "decoding.max_new_tokens=32")
-
-
-def start(folder: Path, *command: str, **variables: str) -> subprocess.Popen[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"}
-    return subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run(folder: Path, script: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr of a script that is run in a folder."""
-    process = start(folder, str(ROOT / script), *arguments, **variables)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, out, err
 
 
 def folders(folder: Path) -> list[str]:
@@ -44,12 +21,12 @@ def folders(folder: Path) -> list[str]:
 
 
 def test_a_training_run_ends_well(tmp_path: Path) -> None:
-    code, out, err = run(tmp_path, "train.py", *SMALL_TRAINING, "lambda=0.5", "seed=3")
-    assert code == 0, err
+    done = run_script(tmp_path, "train.py", *SMALL_TRAINING, "lambda=0.5", "seed=3")
+    assert done.returncode == 0, done.stderr
     (name,) = folders(tmp_path)
     folder = Path(name)
     assert folder.parent == tmp_path / "outputs" / "train"
-    assert f"records in {folder}" in out
+    assert f"records in {folder}" in done.stdout
     manifest = read_manifest(folder)
     assert manifest["status"] == "finished"
     assert manifest["run"]["run_name"] == "tiny-arithmetic-diversed-lambda0.5-seed3"
@@ -63,12 +40,8 @@ def test_a_training_run_ends_well(tmp_path: Path) -> None:
 
 def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path: Path) -> None:
     many = ("objective.num_rollouts=20", "objective.save_every=1", "objective.validate_every=20")
-    process = start(tmp_path, str(ROOT / "train.py"), *SMALL_TRAINING, *many)
-    waits_until = time.monotonic() + PATIENCE_S
-    while not list(tmp_path.glob("outputs/train/*/checkpoint.ckpt")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < waits_until
-        time.sleep(0.01)
+    process = start_script(tmp_path, "train.py", *SMALL_TRAINING, *many)
+    wait_for(process, lambda: any(tmp_path.glob("outputs/train/*/checkpoint.ckpt")))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
@@ -80,25 +53,24 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path: Path) -> None:
     assert f"resume={folder}" in advice
     interpreter, script, *arguments = shlex.split(advice.split("go on with: ")[1])
     assert interpreter == "python"
-    resumed = start(tmp_path, script, *arguments)
-    _, err = resumed.communicate(timeout=PATIENCE_S)
-    assert resumed.returncode == 0, err
+    resumed = run_script(tmp_path, script, *arguments)
+    assert resumed.returncode == 0, resumed.stderr
     assert folders(tmp_path) == [folder]
     assert read_manifest(Path(folder))["status"] == "finished"
     assert len(read_records(Path(folder))) == 4
 
 
 def test_bad_input_in_the_job_is_one_line_and_no_folder(tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, "train.py", "lambda=-1")
-    assert err == "lambda=-1: must be a finite number >= 0\n"
-    assert code == 2
+    done = run_script(tmp_path, "train.py", "lambda=-1")
+    assert done.stderr == "lambda=-1: must be a finite number >= 0\n"
+    assert done.returncode == 2
     assert folders(tmp_path) == []
 
 
 def test_an_unknown_key_is_one_line_and_no_folder(tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, "eval.py", "decoding.temprature=1")
-    assert code == 2
-    (line,) = err.splitlines()
+    done = run_script(tmp_path, "eval.py", "decoding.temprature=1")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
     assert "decoding.temprature" in line
     assert line.endswith("did you mean decoding.temperature?")
     assert folders(tmp_path) == []
@@ -106,26 +78,26 @@ def test_an_unknown_key_is_one_line_and_no_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    code, _, err = run(tmp_path, "eval.py", "hydra.run.dir=file/run")
-    assert code == 2
-    (line,) = err.splitlines()
+    done = run_script(tmp_path, "eval.py", "hydra.run.dir=file/run")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
     assert "file/run" in line
     assert "hydra.run.dir" in line
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_trace_is_shown_where_it_is_asked_for(tmp_path: Path) -> None:
-    code, _, err = run(tmp_path, "eval.py", "decoding.temprature=1", HYDRA_FULL_ERROR="1")
-    assert code != 0
-    assert err.startswith("Traceback")
-    assert "decoding.temprature" in err
+    done = run_script(tmp_path, "eval.py", "decoding.temprature=1", HYDRA_FULL_ERROR="1")
+    assert done.returncode != 0
+    assert done.stderr.startswith("Traceback")
+    assert "decoding.temprature" in done.stderr
 
 
 def test_a_bad_point_of_a_multirun_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
     points = "verifier.weight=0.5,1.5,1.0"
-    code, _, err = run(tmp_path, "eval.py", "-m", "verifier=static", points, *SMALL)
-    assert code == 2
-    assert err == "verifier.weight=1.5: must lie in [0, 1]\n"
+    done = run_script(tmp_path, "eval.py", "-m", "verifier=static", points, *SMALL)
+    assert done.returncode == 2
+    assert done.stderr == "verifier.weight=1.5: must lie in [0, 1]\n"
     (sweep,) = tmp_path.glob("multirun/eval/*")
     message = (sweep / "1" / "error.txt").read_text()
     assert message == "verifier.weight=1.5: must lie in [0, 1]\n"

@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 from composed import ROOT, SMALL_DATA, SMALL_TRAINING
+from script_processes import PATIENCE_S, wait_for
 from wandb_stand_in import ENTITY, PROJECT, SWEEP, StandIn
 
 from diversed.evaluation.summary import summarise
@@ -20,7 +19,6 @@ from diversed.records.store import read_manifest, read_records, read_runs
 
 pytestmark = pytest.mark.e2e
 
-PATIENCE_S = 240
 SMALL = (*SMALL_DATA, "evaluation.num_prompts=4", "decoding.max_new_tokens=32")
 FRONT = str(ROOT / "sweeps" / "static_front.yaml")
 LAMBDAS = str(ROOT / "sweeps" / "diversed_lambda.yaml")
@@ -58,14 +56,6 @@ def run(folder: Path, *command: str, **variables: str) -> tuple[int, str]:
 
 def sweep(folder: Path, *arguments: str) -> tuple[int, str]:
     return run(folder, sys.executable, "-m", "diversed.sweep", *arguments)
-
-
-def wait_for(process: subprocess.Popen[str], is_there: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_there():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def rows(out: str) -> dict[str, list[str]]:

@@ -1,6 +1,5 @@
 """What docs/adding_a_verifier.md and docs/serving.md tell people to type works."""
 
-import os
 import re
 import runpy
 import shlex
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from composed import ROOT, SMALL_DATA, composed
+from script_processes import run_script
 
 from diversed.app import evaluate
 from diversed.config import InputError
@@ -23,7 +23,6 @@ DOCS = ROOT / "docs"
 ADDING = (DOCS / "adding_a_verifier.md").read_text()
 SERVING = (DOCS / "serving.md").read_text()
 SMALL = (*SMALL_DATA, "evaluation.num_prompts=4", "decoding.max_new_tokens=24")
-PATIENCE_S = 240
 
 
 def blocks(text: str, kind: str) -> list[str]:
@@ -59,15 +58,7 @@ def run(folder: Path, command: str, *more: str) -> subprocess.CompletedProcess[s
     words = shlex.split(command)
     variables = dict(word.split("=", 1) for word in words[: words.index("python")])
     script, *arguments = words[words.index("python") + 1 :]
-    return subprocess.run(
-        [sys.executable, str(ROOT / script), *arguments, *more],
-        cwd=folder,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return run_script(folder, script, *arguments, *more, **variables)
 
 
 @pytest.mark.e2e

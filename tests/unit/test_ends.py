@@ -16,7 +16,6 @@ from diversed.core.types import Status
 from diversed.core.verifiers import LosslessVerifier, StaticVerifier
 from diversed.generation import SpeculativeDecoder
 from diversed.models.hf import HFLanguageModel
-from diversed.models.loading import load_tiny_pair
 
 FAMILIES = ("llama", "gemma3", "gpt2")
 GREEDY, PLAIN = Sampling(temperature=0), Sampling()
@@ -164,11 +163,6 @@ PROMPTS = [
     "There are 7 cups.",
 ]
 NUM_NEW = 16
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
 
 
 def complete(pair, stop_strings=(), prompts=PROMPTS, **settings):

@@ -12,13 +12,13 @@ import pytest
 import torch
 from composed import ROOT, SMALL_TRAINING, composed
 from process_jobs import rank_sum
+from script_processes import PATIENCE_S, wait_for
 
 from diversed import app
 from diversed.app.processes import SeatEnvironment, job_fabric
 from diversed.config import InputError, RunError, is_follower, started_by
 
 TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
-PATIENCE_S = 120
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 SRUN = {
@@ -153,16 +153,13 @@ def test_the_other_processes_end_with_the_first_however_it_ends(environment, tmp
         [sys.executable, "-c", program, str(tmp_path), *TWO, "name=waits"],
         env=os.environ | {"PYTHONPATH": paths},
     )
-    until = time.monotonic() + PATIENCE_S
     try:
         files = [tmp_path / "rank0", tmp_path / "rank1"]
-        while not all(file.is_file() and file.read_text() for file in files):
-            assert first.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_for(first, lambda: all(file.is_file() and file.read_text() for file in files))
         second = int(files[1].read_text())
         assert is_alive(second)
         first.send_signal(signal.SIGKILL)
+        until = time.monotonic() + PATIENCE_S
         while is_alive(second):
             assert time.monotonic() < until, "the second process outlived the first"
             time.sleep(0.1)

@@ -44,11 +44,6 @@ def load_tokenizer():
     return AutoTokenizer.from_pretrained(TINY_FOLDER / "target")
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
-
-
 @pytest.fixture
 def chat_pair():
     """Return a pair of its own whose tokenizer takes conversations."""

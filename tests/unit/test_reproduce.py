@@ -2,14 +2,13 @@
 
 import functools
 import importlib.util
-import itertools
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 import torch
-from composed import CONFIG_FOLDER, ROOT, composed
+from composed import CONFIG_FOLDER, ROOT, composed, points
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -30,18 +29,6 @@ LAYER_MS = 0.9
 MEAN_BLOCKS, SLOWEST_BLOCKS, SLOWEST_BLOCKS_OF_SD = 43, 64, 85
 TRAINING_BATCHES, EVALUATION_BATCHES, FIGURE_PROMPTS = 113, 7, 400
 TOKENS, ROWS, DRAFT_LENGTH = 128, 64, 5
-
-
-def points(overrides: list[str]) -> list[tuple[str, ...]]:
-    """Return every combination of the values that a multirun asks for."""
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    options = [
-        [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else [override.input_line]
-        for override in parsed
-    ]
-    return list(itertools.product(*options))
 
 
 def shown(words: list[str]) -> str:

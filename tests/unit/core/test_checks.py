@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from diversed.core.checks import check_probs, check_same_shape, check_shape, check_unit_interval
+from diversed.core.checks import (
+    check_at_least_one,
+    check_same_shape,
+    check_shape,
+    check_unit_interval,
+)
 
 
 def test_shapes_are_compared_size_by_size():
@@ -21,11 +26,10 @@ def test_two_shapes_must_agree():
         check_same_shape("p", torch.zeros(2), "q", torch.ones(3))
 
 
-@pytest.mark.parametrize("probs", [[0.5, 0.6], [1.5, -0.5], [math.nan, 1.0], [0.0, 0.0]])
-def test_what_is_no_distribution_is_refused(probs):
-    check_probs("q", torch.tensor([0.25, 0.75]))
-    with pytest.raises(ValueError, match=r"^q "):
-        check_probs("q", torch.tensor([[0.5, 0.5], probs]))
+def test_counts_below_one_are_refused():
+    check_at_least_one("decoding.draft_length", 1)
+    with pytest.raises(ValueError, match=r"^decoding\.draft_length=0: must be at least 1$"):
+        check_at_least_one("decoding.draft_length", 0)
 
 
 @pytest.mark.parametrize("value", [-1e-9, 1 + 1e-9, math.nan, math.inf])

@@ -21,7 +21,6 @@ from diversed.core.verifiers import DiversedVerifier
 from diversed.generation import PromptError, checkpoint_verifier, head_verifier, row_key
 from diversed.generation.decoder import DEFAULT_NEW_TOKENS
 from diversed.models.checkpoint import new_head
-from diversed.models.loading import load_tiny_pair
 
 PROMPTS = ["Ada has 3 pens. How many pens are there?\n", "Ben keeps 5 toys.\n"]
 TEMPLATE = (
@@ -31,11 +30,6 @@ TEMPLATE = (
     "{% if enable_thinking is undefined or enable_thinking %}Then{% endif %}"
 )
 CHAT = [{"role": "user", "content": "Ada has 3 pens."}, {"role": "user", "content": "Ben has 2."}]
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
 
 
 @pytest.fixture(scope="module")

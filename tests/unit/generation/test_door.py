@@ -39,7 +39,6 @@ from diversed.core.loop import speculative_decode
 from diversed.generation import SpeculativeOutput, head_verifier
 from diversed.models.checkpoint import new_head
 from diversed.models.hf import HFLanguageModel
-from diversed.models.loading import load_tiny_pair
 
 PROMPTS = [
     "Ada has 3 pens. How many pens are there?\n",
@@ -49,11 +48,6 @@ PROMPTS = [
 NUM_NEW = 16
 EOS_ID, PAD_ID = 2, 0
 SEED = 11
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
 
 
 def encoded(pair, prompts=PROMPTS):

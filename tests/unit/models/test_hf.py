@@ -15,6 +15,7 @@ from tiny_models import (
     VOCAB_SIZE,
     build,
     frozen,
+    longrope_phi3,
     perturbed,
     random_prompts,
 )
@@ -41,8 +42,6 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
     RecurrentGemmaConfig,
@@ -260,19 +259,7 @@ LIMITED = {
     "learned positions": lambda: GPT2LMHeadModel(
         GPT2Config(**{**ABSOLUTE, "n_positions": CONTEXT})
     ),
-    "longrope": lambda: Phi3ForCausalLM(
-        Phi3Config(
-            **BASE,
-            num_key_value_heads=2,
-            original_max_position_embeddings=CONTEXT,
-            rope_parameters={
-                "rope_type": "longrope",
-                "rope_theta": 10000.0,
-                "short_factor": [1.0] * 4,
-                "long_factor": [4.0] * 4,
-            },
-        )
-    ),
+    "longrope": lambda: longrope_phi3(CONTEXT),
 }
 
 

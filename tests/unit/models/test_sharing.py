@@ -18,7 +18,7 @@ from diversed.generation import checkpoint_verifier, head_verifier
 from diversed.models import checkpoint, loading
 from diversed.models.checkpoint import load_head, new_head
 from diversed.models.head import EnsembleHead
-from diversed.models.loading import LoadingError, ModelSource, load_tiny_pair
+from diversed.models.loading import LoadingError, ModelSource
 
 HEAD_ID = "someone/a-head"
 COMMIT = "c0ffee"
@@ -59,11 +59,6 @@ def hub(tmp_path, monkeypatch):
     for module in (hub_mixin, checkpoint):
         monkeypatch.setattr(module, "hf_hub_download", hub.download)
     return hub
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
 
 
 @pytest.fixture

@@ -1,15 +1,14 @@
 """What docs/adding_a_task.md shows is run as it stands there."""
 
 import importlib
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from composed import ROOT
+from script_processes import run_script
 
 from diversed.records.store import read_records
 from diversed.tasks.base import SPLITS
@@ -99,23 +98,14 @@ def test_the_capitals_keep_what_the_page_promises(task_of, folder):
 
 @pytest.mark.e2e
 def test_the_commands_for_evaluation_run_as_they_stand(folder):
-    environment = dict(os.environ)
     commands = [shlex.split(line) for line in COMMANDS]
     assert commands[0] == ["export", "PYTHONPATH=my_tasks"]
-    environment["PYTHONPATH"] = commands[0][1].partition("=")[2]
     for command in commands[1:]:
         program, script, *arguments = command
         assert program == "python"
         if script == "train.py":  # minutes; its data is that of the evaluation
             arguments += ["--cfg", "job"]
-        done = subprocess.run(
-            [sys.executable, str(ROOT / script), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=folder,
-            env=environment,
-        )
+        done = run_script(folder, script, *arguments, PYTHONPATH="my_tasks")
         assert done.returncode == 0, done.stderr
     runs = sorted((folder / "outputs" / "eval").iterdir())
     records = [read_records(Path(run)) for run in runs]

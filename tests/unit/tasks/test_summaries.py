@@ -1,8 +1,6 @@
 """CNN/DailyMail and XSum: rows, prompts, and scores equal to those of rouge_score."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 from altered_texts import altered
@@ -10,6 +8,7 @@ from composed import composed
 from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
+from machine_needs import SAMPLE_DATA, needs_sample_data
 from rouge_score.rouge_scorer import RougeScorer
 
 from diversed.tasks.base import SPLITS, TaskDataError
@@ -17,8 +16,6 @@ from diversed.tasks.cnndm import CnnDailyMailTask
 from diversed.tasks.metrics.rouge_scores import ROUGE_TYPES, split_sentences
 from diversed.tasks.xsum import XSumTask
 
-SAMPLES = os.environ.get("DIVERSED_SAMPLE_DATA")
-needs_samples = pytest.mark.skipif(not SAMPLES, reason="DIVERSED_SAMPLE_DATA is not set")
 TASKS = {
     "cnndm": (CnnDailyMailTask, "article", "highlights"),
     "xsum": (XSumTask, "document", "summary"),
@@ -232,7 +229,7 @@ def test_any_text_scores_between_0_and_1(text, reference):
 FILELESS = XSumTask()
 
 
-@needs_samples
+@needs_sample_data
 @pytest.mark.parametrize(
     ("name", "file", "number"),
     [
@@ -241,7 +238,7 @@ FILELESS = XSumTask()
     ],
 )
 def test_scores_of_real_rows_are_those_of_rouge_score(name, file, number):
-    task = TASKS[name][0](path=str(Path(SAMPLES) / file))
+    task = TASKS[name][0](path=str(SAMPLE_DATA / file))
     examples = list(task.examples("test"))
     assert len(examples) == number == len({row["id"] for row in examples})
     variants = [altered(task.reference(row), task.posed_text(row)) for row in examples]

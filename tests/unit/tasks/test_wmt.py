@@ -1,8 +1,6 @@
 """Translation: rows in any pair of languages, and scores equal to those of sacrebleu."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 import sacrebleu
@@ -11,12 +9,11 @@ from composed import composed
 from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
+from machine_needs import SAMPLE_DATA, needs_sample_data
 
 from diversed.tasks.base import SPLITS, TaskDataError
 from diversed.tasks.wmt import LANGUAGES, SENTENCES, WmtTask
 
-SAMPLES = os.environ.get("DIVERSED_SAMPLE_DATA")
-needs_samples = pytest.mark.skipif(not SAMPLES, reason="DIVERSED_SAMPLE_DATA is not set")
 TEXTS = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"]), max_size=80)
 ROW = {
     "translation": {
@@ -206,7 +203,7 @@ def test_any_text_scores_between_0_and_1(text, reference):
         assert 0.0 <= metric <= 100.0
 
 
-@needs_samples
+@needs_sample_data
 @pytest.mark.parametrize(
     ("file", "source", "target", "number"),
     [
@@ -219,7 +216,7 @@ def test_any_text_scores_between_0_and_1(text, reference):
     ],
 )
 def test_scores_of_real_rows_are_those_of_sacrebleu(file, source, target, number):
-    task = WmtTask(path=str(Path(SAMPLES) / "wmt" / file), source=source, target=target)
+    task = WmtTask(path=str(SAMPLE_DATA / "wmt" / file), source=source, target=target)
     examples = list(task.examples("test"))
     assert len(examples) == number == len({row["id"] for row in examples})
     references = [task.reference(row) for row in examples]
@@ -237,10 +234,10 @@ def test_scores_of_real_rows_are_those_of_sacrebleu(file, source, target, number
         assert (metrics["bleu"] == 100) == (kind == "reference")
 
 
-@needs_samples
+@needs_sample_data
 def test_the_real_files_of_a_pair_serve_as_a_folder_of_splits(tmp_path):
     for split in ("train", "val", "test"):
-        source = Path(SAMPLES) / "wmt" / f"wmt_en_ro_{split}.jsonl"
+        source = SAMPLE_DATA / "wmt" / f"wmt_en_ro_{split}.jsonl"
         (tmp_path / f"{split}.jsonl").write_bytes(source.read_bytes())
     task = WmtTask(path=str(tmp_path), source="en", target="ro")
     assert [len(task.examples(split)) for split in SPLITS] == [11, 16, 20]

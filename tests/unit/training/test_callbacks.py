@@ -5,25 +5,13 @@ from functools import partial
 import pytest
 import torch
 from lightning import Callback, LightningModule
-from small_run import MemoryLogger, SmallRun, UnpaidTask
+from small_run import MemoryLogger, UnpaidTask
 
 from diversed.models.head import EnsembleHead
-from diversed.models.loading import load_tiny_pair
 from diversed.training.callbacks import HeadKeeper, read_checkpoint_step
 
 # Lightning 2.6 uses a class of torch.utils._pytree that torch 2.13 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
-
-
-@pytest.fixture
-def small_run(pair, tmp_path):
-    """Return a maker of runs; each has a folder below tmp_path."""
-    return lambda name="run", **options: SmallRun(pair, tmp_path / name, **options)
 
 
 class HeadHistory(Callback):

@@ -6,13 +6,12 @@ from functools import partial
 import pytest
 import torch
 from lightning import Callback
-from small_run import LetterTask, SmallRun, UnpaidTask
+from small_run import LetterTask, UnpaidTask
 
 from diversed.core.loop import DecodeSettings
 from diversed.core.verifiers import LosslessVerifier
 from diversed.generation import SpeculativeDecoder, head_verifier
 from diversed.models.checkpoint import new_head
-from diversed.models.loading import load_tiny_pair
 from diversed.objective.acceptance import ObjectiveSettings
 from diversed.training import module
 from diversed.training.callbacks import read_checkpoint_step
@@ -23,17 +22,6 @@ from diversed.training.rollout import ScoringError
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 TIMINGS = {"train/rollout_seconds", "train/update_seconds", "train/tokens_per_second"}
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
-
-
-@pytest.fixture
-def small_run(pair, tmp_path):
-    """Return a maker of runs; each has a folder below tmp_path."""
-    return lambda name="run", **options: SmallRun(pair, tmp_path / name, **options)
 
 
 class StopIn(Callback):

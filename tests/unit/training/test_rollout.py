@@ -8,7 +8,6 @@ from diversed.core.probs import Sampling
 from diversed.core.verifiers import StaticVerifier
 from diversed.generation import SpeculativeDecoder, head_verifier, row_key
 from diversed.models.checkpoint import new_head
-from diversed.models.loading import load_tiny_pair
 from diversed.objective.acceptance import mixture_log_probs
 from diversed.tasks.arithmetic import ArithmeticTask
 from diversed.training.rollout import check_rollout_decoder, sample_rollout
@@ -17,11 +16,6 @@ TEMPERATURE = 0.8
 NUM_SAMPLES = 2
 STEP = 17
 TASK = ArithmeticTask(num_train=3)
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
 
 
 @pytest.fixture(scope="module")

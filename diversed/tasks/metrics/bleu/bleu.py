@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import datasets
 import evaluate
 
 from diversed.tasks.metrics.bleu_scores import BleuScores
+from diversed.tasks.metrics.info import text_metric_info
 from diversed.tasks.metrics.references import as_reference_lists
 
 
@@ -18,15 +18,9 @@ class Bleu(evaluate.Metric):
     """
 
     def _info(self) -> evaluate.MetricInfo:
-        text = datasets.Value("string")
-        return evaluate.MetricInfo(
+        return text_metric_info(
             description="Corpus BLEU, mean sentence BLEU and chrF by sacrebleu.",
             citation="Post (2018): A Call for Clarity in Reporting BLEU Scores.",
-            inputs_description="predictions: texts; references: texts, or lists of texts.",
-            features=[
-                datasets.Features({"predictions": text, "references": text}),
-                datasets.Features({"predictions": text, "references": datasets.List(text)}),
-            ],
         )
 
     def _compute(

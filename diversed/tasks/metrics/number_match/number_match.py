@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-import datasets
 import evaluate
 
+from diversed.tasks.metrics.info import text_metric_info
 from diversed.tasks.metrics.number_scores import number_match
 from diversed.tasks.metrics.references import as_reference_lists
 
@@ -13,15 +13,9 @@ class NumberMatch(evaluate.Metric):
     """Share of predictions that state the number of a reference; references are texts or lists."""
 
     def _info(self) -> evaluate.MetricInfo:
-        text = datasets.Value("string")
-        return evaluate.MetricInfo(
+        return text_metric_info(
             description="Exact match of the number that a solution states as its answer.",
             citation="Cobbe et al. (2021): Training Verifiers to Solve Math Word Problems.",
-            inputs_description="predictions: texts; references: texts, or lists of texts.",
-            features=[
-                datasets.Features({"predictions": text, "references": text}),
-                datasets.Features({"predictions": text, "references": datasets.List(text)}),
-            ],
         )
 
     def _compute(

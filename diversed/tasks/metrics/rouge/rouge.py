@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-import datasets
 import evaluate
 
+from diversed.tasks.metrics.info import text_metric_info
 from diversed.tasks.metrics.references import as_reference_lists
 from diversed.tasks.metrics.rouge_scores import ROUGE_TYPES, RougeScores
 
@@ -17,15 +17,9 @@ class Rouge(evaluate.Metric):
     """
 
     def _info(self) -> evaluate.MetricInfo:
-        text = datasets.Value("string")
-        return evaluate.MetricInfo(
+        return text_metric_info(
             description="ROUGE-1, ROUGE-2, ROUGE-L and ROUGE-Lsum F-measures by rouge_score.",
             citation="Lin (2004): ROUGE: A Package for Automatic Evaluation of Summaries.",
-            inputs_description="predictions: texts; references: texts, or lists of texts.",
-            features=[
-                datasets.Features({"predictions": text, "references": text}),
-                datasets.Features({"predictions": text, "references": datasets.List(text)}),
-            ],
         )
 
     def _compute(
