@@ -32,11 +32,13 @@ from diversed.core.verifiers import StaticVerifier
 from diversed.grid import Grid, read_grid
 from diversed.models.checkpoint import new_head
 from diversed.models.loading import load_tiny_pair
+from diversed.notebooks.evidence import STUDIES
 from diversed.records.folders import read_state
 from diversed.records.schema import RUN_COLUMNS
 from diversed.records.store import read_manifest, read_records, write_json, write_manifest
 
 SWEEPS = sorted((ROOT / "sweeps").glob("*.yaml"))
+EVIDENCE = sorted((ROOT / "sweeps" / "evidence").glob("*.yaml"))
 NAMES = {
     *("static_front", "diversed_lambda", "lossy_front", "draft_length", "transfer", "temperature"),
 }
@@ -51,6 +53,7 @@ parameters:
 command: ["${env}", "${interpreter}", "${program}", "${args_no_hyphens}"]
 """
 
+every_file = pytest.mark.parametrize("path", [*SWEEPS, *EVIDENCE], ids=lambda path: path.stem)
 every_sweep = pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 
 
@@ -89,6 +92,7 @@ def grid_of(text: str, folder: Path, *overrides: str) -> Grid:
 
 def test_there_is_a_file_for_every_question() -> None:
     assert {path.stem for path in SWEEPS} == NAMES
+    assert {path.stem for path in EVIDENCE} == {*STUDIES, "control_rates"}
 
 
 @every_sweep
@@ -99,7 +103,14 @@ def test_every_file_says_its_question_and_its_figure(path: Path) -> None:
     assert "Feeds the " in first
 
 
-@every_sweep
+@pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.stem)
+def test_the_evidence_is_scored_on_the_same_problems(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+    for point in points_of(path):
+        assert str(point["experiment"]).startswith(("evidence", "ablation_"))
+
+
+@every_file
 def test_agents_and_multirun_run_the_same_points(path: Path) -> None:
     grid = read_grid(path, (), ROOT)
     commands = [rendered(path, point) for point in points_of(path)]
@@ -111,11 +122,13 @@ def test_agents_and_multirun_run_the_same_points(path: Path) -> None:
     assert len({point.name for point in grid.points()}) == len(ours)
 
 
-@every_sweep
+@every_file
 def test_every_command_of_an_agent_composes(path: Path) -> None:
     register_schemas()
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        for point in points_of(path):
+        first, *others = points_of(path)
+        changed = [point for point in others if sum(point[k] != first[k] for k in first) == 1]
+        for point in [first, *changed]:  # every value, each beside the first ones
             _, _, program, *overrides = rendered(path, point)
             cfg = compose(Path(program).stem, overrides=overrides, return_hydra_config=True)
             choices = cfg.hydra.runtime.choices
@@ -123,7 +136,7 @@ def test_every_command_of_an_agent_composes(path: Path) -> None:
             OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
             for key, value in point.items():
                 found = choices[key] if key in choices else OmegaConf.select(own, key)
-                assert found == value
+                assert found == yaml.safe_load(str(value))
 
 
 def test_a_level_is_the_setting_of_the_method_that_an_experiment_names() -> None:
