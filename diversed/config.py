@@ -177,8 +177,8 @@ def run_job(job: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
     Bad input leaves nothing behind in a single run. In a multirun the point keeps its folder with
     the error in it (`error.txt`), the other points go on, and `run_script` fails at the end. The
     interrupted job is the last. A point whose folder holds the finished run of its config is not
-    run again, and training goes on where it stopped. A run that had begun keeps its folder always.
-    Runs beside the folder that were killed are marked.
+    run again, and training or evaluation goes on where it stopped. A run that had begun keeps its
+    folder always. Runs beside the folder that were killed are marked.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
     is_single = HydraConfig.get().mode == RunMode.RUN
@@ -191,7 +191,8 @@ def run_job(job: Callable[[DictConfig, Path], Any], cfg: DictConfig) -> Any:
         _fail(str(stop), EXIT_INTERRUPTED)
     except KeyboardInterrupt:
         discard_job_folder(folder)
-        _fail("stopped; run the command again (train.py: with resume=auto)", EXIT_INTERRUPTED)
+        advice = "run the command again (train.py, eval.py: with resume=auto)"
+        _fail(f"stopped; {advice}", EXIT_INTERRUPTED)
     except InputError as error:
         if is_single:
             _close_log_files()

@@ -41,6 +41,7 @@ from diversed.records.store import (
     read_manifest,
     read_records,
     read_trace,
+    replace_file,
     write_json,
 )
 from diversed.theory.bootstrap import Interval
@@ -104,7 +105,8 @@ def run_demo(output: Path) -> None:
         head = run.head(NUM_TIMED_PROMPTS)
         prompts = head["prompt"].tolist()
         keys = [row_key(prompt_id, 0) for prompt_id in head["prompt_id"]]
-    interleaved_speeds(decoders, prompts, keys).to_csv(output / SPEEDS_FILE, index=False)
+    speeds = interleaved_speeds(decoders, prompts, keys)
+    replace_file(output / SPEEDS_FILE, lambda partial: speeds.to_csv(partial, index=False))
     logger.info("the demo's work took %.0f s", time.perf_counter() - started)
 
 
@@ -130,7 +132,8 @@ def report(folder: Path, console: Console) -> None:
     figure = plot_front(table, band=runs.bands, quality_label="accuracy")
     figures = save_figure(figure, folder / "front")
     display = results_table(table)
-    (folder / "results.md").write_text(to_markdown(display))
+    markdown = to_markdown(display)
+    replace_file(folder / "results.md", lambda partial: partial.write_text(markdown))
     _print_table(display, console)
     results: dict[str, Any] = {}
     for run_name in table.loc[table["method"] == "diversed", "run_name"]:
@@ -255,7 +258,8 @@ def _print_samples(folder: Path, console: Console) -> None:
         console.print(Text(row["prompt"], style="bold"), end="")
         console.print(text, f"({verdict})\n", highlight=False, markup=False)
         lines += [row["prompt"].rstrip(), text.plain, f"({verdict})", ""]
-    (folder / SAMPLES_FILE).write_text("\n".join(lines))
+    samples = "\n".join(lines)
+    replace_file(folder / SAMPLES_FILE, lambda partial: partial.write_text(samples))
 
 
 def _marked(trace: pd.DataFrame, row: Mapping[Any, Any]) -> Text:

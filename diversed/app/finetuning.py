@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 from tqdm.auto import tqdm
+from transformers import PreTrainedConfig
 
 from diversed.app.fitting import calm_interrupt, make_trainer
 from diversed.app.lifecycle import running, working_folder
@@ -22,7 +23,8 @@ from diversed.core.verifiers import LosslessVerifier
 from diversed.evaluation.comparison import compare_acceptance
 from diversed.evaluation.runner import evaluate_task
 from diversed.generation import SpeculativeDecoder
-from diversed.models.loading import ModelPair, ModelSource, make_pair
+from diversed.models.loading import DTYPES, ModelPair, ModelSource, make_pair
+from diversed.models.memory import TrainingMemory, model_without_weights, training_memory
 from diversed.records.schema import RUN_COLUMNS
 from diversed.records.store import replace_folder
 from diversed.tracking.loggers import RunLoggers
@@ -262,6 +264,28 @@ def _target_outputs(cfg: DictConfig, plan: _Plan) -> dict[str, list[Completion]]
 def _precision(pair: ModelPair) -> str:
     """Return how Lightning computes: fp32 weights, read as bf16 where the pair is bf16."""
     return "bf16-mixed" if pair.draft.model.dtype == torch.bfloat16 else "32-true"
+
+
+def finetuning_memory(cfg: DictConfig, config: PreTrainedConfig, length: int) -> TrainingMemory:
+    """Return what training the draft will need, beside the target's weights.
+
+    Args:
+        cfg: Composed from `conf/finetune_draft.yaml`.
+        config: Of the draft.
+        length: Tokens of the longest prompt and completion.
+    """
+    dtype = DTYPES[cfg.model.dtype]
+    draft = model_without_weights(config, dtype).requires_grad_(False)
+    with torch.device("meta"):
+        trainable = TrainableDraft(draft, instantiate(cfg.adapter) if cfg.adapter else None)
+    return training_memory(
+        trainable.model,
+        config,
+        instantiate(cfg.optimizer),
+        torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,
+        cfg.finetune.batch_size,
+        length,
+    )
 
 
 def _new_pair(cfg: DictConfig, setup: Setup, trainable: TrainableDraft, folder: Path) -> ModelPair:

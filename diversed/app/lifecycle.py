@@ -20,6 +20,7 @@ from diversed.config import (
     InputError,
     Interrupted,
     RunError,
+    discard_job_folder,
     input_errors,
 )
 from diversed.records.folders import (
@@ -52,7 +53,7 @@ def working_folder(cfg: DictConfig, folder: Path, fabric: Fabric) -> Iterator[Pa
         fabric: The first process holds the folder, for all.
 
     Yields:
-        The folder. No other process works in it.
+        The folder. No other process works in it. The job's own is removed where it is another.
 
     Raises:
         InputError: `resume` names no run, a run of another config or one that is at work, or the
@@ -63,6 +64,9 @@ def working_folder(cfg: DictConfig, folder: Path, fabric: Fabric) -> Iterator[Pa
             place = _claim(cfg, folder, stack) if fabric.is_global_zero else folder
         except OSError as error:
             raise InputError(f"{error.filename or folder}: {error.strerror or error}") from error
+        if place.resolve() != folder.resolve():
+            discard_job_folder(folder)
+            logger.info("resuming %s", place)
         yield place
 
 

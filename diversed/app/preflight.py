@@ -16,6 +16,7 @@ from rich.console import Console
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from diversed.app.findings import OK, PROBLEM, UNCHECKED, Finding, findings_table
+from diversed.app.finetuning import finetuning_memory
 from diversed.app.machine import free_bytes, host_free_bytes
 from diversed.app.processes import job_fabric
 from diversed.app.setup import (
@@ -41,7 +42,7 @@ from diversed.models.loading import (
     check_same_tokenizer,
     find_model,
 )
-from diversed.models.memory import PairMemory, Workload, pair_memory
+from diversed.models.memory import Workload, pair_memory
 from diversed.prompting import fit_prompt
 from diversed.tasks.base import Example, Task
 
@@ -59,6 +60,7 @@ class _PromptSide:
     tokenizer: PreTrainedTokenizerBase
     context_length: int
     eos_ids: tuple[int, ...] = ()
+    reads: str = "hidden"
 
 
 @dataclass
@@ -80,7 +82,7 @@ def check(cfg: DictConfig, console: Console | None = None) -> list[str]:
     """Look at what a job needs, show a table, and return the problems, one line each.
 
     Args:
-        cfg: Composed from `conf/train.yaml` or `conf/eval.yaml`.
+        cfg: Composed for one of the scripts.
         console: Where the table goes; default: standard output.
     """
     findings = preflight(cfg)
@@ -164,7 +166,7 @@ def _look_at_data(cfg: DictConfig, known: _Known) -> str:
     has_template = known.tokenizer is not None and known.tokenizer.chat_template is not None
     settle_task(cfg, task, has_template, _context(known) or 0)
     wanted = [cfg.evaluation.split]
-    if trains_head(cfg):
+    if trains_head(cfg) or "finetune" in cfg:
         wanted += [name for name in ("train", "validation") if name not in wanted]
     for split in wanted:
         number = cfg.evaluation.num_prompts if split == cfg.evaluation.split else None
@@ -205,22 +207,57 @@ def _look_at_memory(cfg: DictConfig, known: _Known) -> str:
         _vocab_size(known),
         _workload(cfg, known),
     )
-    _check_room(needed.total, free_bytes(device), device, _memory_text(needed))
-    if device.type != "cpu":  # weights are read there first
-        weights = needed.target_weights + needed.draft_weights
-        _check_room(weights, host_free_bytes(), torch.device("cpu"), "weights")
+    weights = needed.target_weights + needed.draft_weights
+    decoding = {
+        "weights": weights,
+        "caches": needed.target_cache + needed.draft_cache,
+        "working space": needed.distributions + needed.activations + needed.head_inputs,
+    }
+    phases = {_DECODING_ADVICE: decoding}
+    if "finetune" in cfg:
+        phases[_FINETUNING_ADVICE] = _finetuning(cfg, known, needed.target_weights, device)
     free = free_bytes(device)
+    for advice, parts in phases.items():
+        _check_room(parts, free, device, advice)
+    if device.type != "cpu":  # weights are read there first
+        host = torch.device("cpu")
+        _check_room({"weights": weights}, host_free_bytes(), host, _DECODING_ADVICE)
     there = "an unknown amount" if free is None else _size(free)
-    return f"{_memory_text(needed)} = {_size(needed.total)}, {there} free on {device}"
+    largest = max(phases.values(), key=lambda parts: sum(parts.values()))
+    return f"{_spelt(largest)}, {there} free on {device}"
 
 
-def _check_room(needed: int, free: int | None, device: torch.device, what: str) -> None:
-    if free is not None and needed > free:
+_DECODING_ADVICE = (
+    "evaluation.batch_size, when training objective.prompts_per_step or "
+    "objective.samples_per_prompt, or choose smaller models"
+)
+_FINETUNING_ADVICE = "finetune.batch_size, set adapter=lora, or choose a smaller draft"
+
+
+def _check_room(
+    parts: Mapping[str, int], free: int | None, device: torch.device, advice: str
+) -> None:
+    if free is not None and sum(parts.values()) > free:
         raise InputError(
-            f"{what} = {_size(needed)}, but only {_size(free)} are free on {device}: lower "
-            "evaluation.batch_size, when training objective.prompts_per_step or "
-            "objective.samples_per_prompt, or choose smaller models"
+            f"{_spelt(parts)}, but only {_size(free)} are free on {device}: lower {advice}"
         )
+
+
+def _finetuning(
+    cfg: DictConfig, known: _Known, target_weights: int, device: torch.device
+) -> dict[str, int]:
+    """Return the bytes that the training of a draft needs, by what they are for."""
+    longest = _present(known.longest_prompt) + _present(known.settings).max_new_tokens
+    needed = finetuning_memory(cfg, known.configs["draft"], longest)
+    parts = {
+        "weights": target_weights + needed.weights,
+        "gradients": needed.gradients,
+        "optimizer": needed.optimizer,
+        "activations": needed.activations,
+    }
+    if device.type == "cpu":  # where the best weights are kept
+        parts["best draft"] = needed.gradients
+    return parts
 
 
 def _workload(cfg: DictConfig, known: _Known) -> Workload:
@@ -241,14 +278,9 @@ def _workload(cfg: DictConfig, known: _Known) -> Workload:
     )
 
 
-def _memory_text(needed: PairMemory) -> str:
-    rest = needed.distributions + needed.activations + needed.head_inputs
-    parts = {
-        "weights": needed.target_weights + needed.draft_weights,
-        "caches": needed.target_cache + needed.draft_cache,
-        "working space": rest,
-    }
-    return " + ".join(f"{name} {_size(size)}" for name, size in parts.items())
+def _spelt(parts: Mapping[str, int]) -> str:
+    spelt = " + ".join(f"{name} {_size(size)}" for name, size in parts.items())
+    return spelt if len(parts) == 1 else f"{spelt} = {_size(sum(parts.values()))}"
 
 
 def _size(number: int) -> str:

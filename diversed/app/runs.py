@@ -127,8 +127,8 @@ def write_run_manifest(
     return manifest
 
 
-def job_command() -> str:
-    """Return the command of this job alone, one point of a multirun too, without `resume`."""
+def resume_advice(folder: Path) -> str:
+    """Return how to go on with a run: this job's command, of a multirun that of the point alone."""
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else sys.argv[1:]
     arguments = [argument for argument in given if not argument.startswith("resume=")]
-    return shlex.join(["python", sys.argv[0], *arguments])
+    return f"go on with: {shlex.join(['python', sys.argv[0], *arguments, f'resume={folder}'])}"

@@ -1,7 +1,6 @@
 """The job behind train.py."""
 
 import logging
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from diversed.app.evaluation import evaluate_run
 from diversed.app.fitting import calm_interrupt, make_trainer
 from diversed.app.lifecycle import running, working_folder
 from diversed.app.processes import Seat, joined
-from diversed.app.runs import job_command, run_columns
+from diversed.app.runs import resume_advice, run_columns
 from diversed.app.setup import Setup, first_examples, set_up
-from diversed.config import InputError, Interrupted, discard_job_folder, input_errors
+from diversed.config import InputError, Interrupted, input_errors
 from diversed.core.verifiers import DiversedVerifier
 from diversed.models.checkpoint import save_head
 from diversed.models.head import EnsembleHead
@@ -59,9 +58,6 @@ def train(cfg: DictConfig, folder: Path, seat: Seat | None = None) -> dict[str, 
         with input_errors():
             parts = _training(cfg, setup, objective, run_folder)
             run = run_columns(cfg, setup.decoder, setup.task, objective.acceptance_weight)
-        if run_folder.resolve() != folder.resolve():
-            discard_job_folder(folder)
-            logger.info("resuming %s", run_folder)
         with joined(train, cfg, run_folder, setup.fabric) as run_folder:
             return _train_and_evaluate(cfg, run_folder, setup, run, parts)
 
@@ -90,7 +86,7 @@ def _train_and_evaluate(
             if module.rollout_step < num_rollouts:
                 raise Interrupted(
                     f"stopped after {module.rollout_step} of {num_rollouts} rollouts, saved; "
-                    f"{_advice(run_folder)}"
+                    f"{resume_advice(run_folder)}"
                 )
         keeper.load_best(module)
         module.head.eval().to(setup.pair.device)  # Lightning leaves it on the CPU
@@ -102,16 +98,7 @@ def _train_and_evaluate(
             "validation_objective": keeper.best_objective,
             "validation": keeper.history,
         }
-        try:
-            return evaluate_run(cfg, run_folder, setup, run, loggers, chosen)
-        except KeyboardInterrupt:
-            raise Interrupted(
-                f"stopped in the evaluation, the head is saved; {_advice(run_folder)}"
-            ) from None
-
-
-def _advice(run_folder: Path) -> str:
-    return f"go on with: {job_command()} {shlex.quote(f'resume={run_folder}')}"
+        return evaluate_run(cfg, run_folder, setup, run, loggers, chosen)
 
 
 def _state(checkpoint: Path) -> str:
@@ -151,6 +138,7 @@ def _training(
     head = setup.decoder.verifier.head
     if not isinstance(head, EnsembleHead):
         raise InputError("verifier: there is no ensemble head to train")
+    head.train().pair = setup.pair.description  # a loaded one is in eval mode, of an older pair
     settings = cfg.objective
     if settings.prompts_per_step < setup.fabric.world_size:
         raise InputError(

@@ -5,8 +5,8 @@ A prompt that cannot be decoded, or a completion that cannot be scored, becomes 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,11 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int], None]
 """Called with the number of prompts that were just finished."""
 
+RowKey = tuple[Any, int]
+"""Prompt id and sample."""
+
+_NO_TRACE = pd.DataFrame(columns=list(TRACE_COLUMNS))
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -37,7 +42,7 @@ class Evaluation:
     """
 
     rows: list[dict[str, Any]]
-    trace: pd.DataFrame
+    trace: pd.DataFrame = field(default_factory=_NO_TRACE.copy)
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class _Request:
     example: Example
     sample: int
     fitted: FittedPrompt
+
+    @property
+    def key(self) -> RowKey:
+        return self.example["id"], self.sample
 
 
 def evaluate_task(
@@ -57,6 +66,8 @@ def evaluate_task(
     part: int = 0,
     num_parts: int = 1,
     progress: Progress | None = None,
+    finished: Evaluation | None = None,
+    keep: Callable[[Evaluation], object] | None = None,
 ) -> Evaluation:
     """Complete and score examples.
 
@@ -73,6 +84,9 @@ def evaluate_task(
             decoded in the first.
         num_parts: Parts that the rows are dealt out to.
         progress: Told of finished rows.
+        finished: Rows of an earlier attempt at the same, with their trace: they are taken as they
+            are, and the batches of the others are those of an unbroken evaluation.
+        keep: Called with every batch once it is scored.
 
     Returns:
         Records and trace.
@@ -113,23 +127,45 @@ def evaluate_task(
         )
     if part > 0:
         failed = []
-    good = good[part::num_parts]
-    rows = [_failed_row(decoder, task, request, str(error)) for request, error in failed]
-    traces = [pd.DataFrame(columns=list(TRACE_COLUMNS))] if not good else []
-    for batch in _batches(good, batch_size):
+    own = good[part::num_parts]
+    evaluations = [
+        Evaluation([_failed_row(decoder, task, request, str(error)) for request, error in failed])
+    ]
+    kept: set[RowKey] = set()
+    if finished is not None:
+        evaluations.append(_rows_of(finished, {request.key for request in own}))
+        kept.update(_keys(evaluations[-1].rows))
+    if progress is not None and kept:
+        progress(len(kept))
+    for batch in _batches([request for request in own if request.key not in kept], batch_size):
         prompts = [request.fitted.prompt for request in batch]
-        keys = [row_key(request.example["id"], request.sample) for request in batch]
+        keys = [row_key(*request.key) for request in batch]
         generation, seconds = timed(partial(decoder.generate, prompts, keys), decoder.pair.device)
-        rows += _rows(decoder, task, batch, generation, seconds / len(batch))
-        traces.append(_trace_table(decoder, batch, generation.result.trace))
+        evaluation = Evaluation(
+            rows=_rows(decoder, task, batch, generation, seconds / len(batch)),
+            trace=_trace_table(decoder, batch, generation.result.trace),
+        )
+        evaluations.append(evaluation)
+        if keep is not None:
+            keep(evaluation)
         if progress is not None:
             progress(len(batch))
-    unscored = [row["error"] for row in rows[len(failed) :] if row["error"] is not None]
+    whole = _joined(evaluations)
+    unscored = [row["error"] for row in whole.rows[len(failed) :] if row["error"] is not None]
     if unscored:
         logger.warning(
-            "%d of %d completions cannot be scored (%s)", len(unscored), len(good), unscored[0]
+            "%d of %d completions cannot be scored (%s)", len(unscored), len(own), unscored[0]
         )
-    return Evaluation(rows=rows, trace=pd.concat(traces, ignore_index=True))
+    return whole
+
+
+def _joined(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Return evaluations one after the other as one."""
+    traces = [evaluation.trace for evaluation in evaluations if len(evaluation.trace)]
+    return Evaluation(
+        rows=[row for evaluation in evaluations for row in evaluation.rows],
+        trace=pd.concat(traces or [_NO_TRACE], ignore_index=True),
+    )
 
 
 def joined_parts(parts: Sequence[Evaluation], prompt_ids: Sequence[Any]) -> Evaluation:
@@ -139,17 +175,26 @@ def joined_parts(parts: Sequence[Evaluation], prompt_ids: Sequence[Any]) -> Eval
         parts: All of them, as `evaluate_task` returns them.
         prompt_ids: Ids of the examples, in order.
     """
-    if len(parts) == 1:
-        return parts[0]
     place = {prompt_id: number for number, prompt_id in enumerate(prompt_ids)}
 
     def order(row: dict[str, Any]) -> tuple[bool, int, int]:
         return row["num_tokens"] is not None, place[row["prompt_id"]], row["sample"]
 
-    traces = [part.trace for part in parts if len(part.trace)]
+    whole = _joined(parts)
+    return replace(whole, rows=sorted(whole.rows, key=order))
+
+
+def _keys(rows: Sequence[dict[str, Any]]) -> list[RowKey]:
+    return [(row["prompt_id"], row["sample"]) for row in rows]
+
+
+def _rows_of(evaluation: Evaluation, keys: Set[RowKey]) -> Evaluation:
+    """Return what an evaluation has of some rows."""
+    rows, trace = evaluation.rows, evaluation.trace
+    traced = zip(trace["prompt_id"], trace["sample"], strict=True)
     return Evaluation(
-        rows=sorted((row for part in parts for row in part.rows), key=order),
-        trace=pd.concat(traces, ignore_index=True),
+        rows=[row for row, key in zip(rows, _keys(rows), strict=True) if key in keys],
+        trace=trace[[key in keys for key in traced]],
     )
 
 

@@ -52,7 +52,11 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
         The run columns, then `<name>`, `<name>_low`, `<name>_high` (95 % interval over prompts) for
         quality, expected_acceptance and the rates, and counts of prompts, tokens, errors, answers
         cut at the cap and prompts cut to fit the context.
+
+    Raises:
+        ValueError: Two runs have one name.
     """
+    _check_names(records)
     rows = []
     for _, run in records.groupby("run_name", sort=False):
         row: dict[str, Any] = {name: run[name].iloc[0] for name in RUN_COLUMNS}
@@ -90,6 +94,25 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
     # A setting that no run has would be a column of None.
     settings = {"target_weight": float, "acceptance_weight": float, "dial": float}
     return pd.DataFrame(rows).astype(settings)
+
+
+def _check_names(records: pd.DataFrame) -> None:
+    """Raise ValueError where the rows of two runs stand under one name: they are no one run."""
+    columns = [column for column in RUN_COLUMNS if column in records]
+    for name, run in records.groupby("run_name", sort=False):
+        values = {column: run[column].unique() for column in columns}
+        told_apart = [
+            f"{column}={' and '.join(map(str, found))}"
+            for column, found in values.items()
+            if len(found) > 1
+        ]
+        twice = run.loc[run.duplicated(["prompt_id", "sample"]), "prompt_id"]
+        if told_apart or not twice.empty:
+            what = told_apart[0] if told_apart else f"each with prompt {twice.iloc[0]}"
+            raise ValueError(
+                f"run_name={name!r}: two runs of the table have this name ({what}); give each a "
+                "name of its own, as records.store.read_runs does"
+            )
 
 
 def distance_to_static_front(
@@ -221,6 +244,8 @@ def paired(
     static: pd.DataFrame, method: pd.DataFrame
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Return acceptance and quality of static runs, then of a method's, each [runs, prompts]."""
+    for part in (static, method):
+        _check_names(part)
     for name in FRONT_SETTINGS:
         values = pd.concat([static[name], method[name]]).dropna().unique()
         if len(values) > 1:

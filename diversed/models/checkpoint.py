@@ -1,5 +1,7 @@
 """Heads on disk: loading one for the pair it was trained for, and no other."""
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from safetensors import SafetensorError
 from diversed.models.head import EnsembleHead
 from diversed.models.hub import HubError, find_on_hub
 from diversed.models.loading import LoadingError, ModelPair
+
+logger = logging.getLogger(__name__)
 
 _FAILURES = (OSError, EntryNotFoundError, HTTPError)
 
@@ -30,6 +34,9 @@ def save_head(head: EnsembleHead, folder: Path) -> None:
         head.save_pretrained(folder)
     except SafetensorError as error:  # what safetensors makes of a full disk
         raise OSError(str(error)) from error
+    path = folder / "config.json"  # has the pair that the head was made for, perhaps another
+    config = json.loads(path.read_text()) | {"pair": head.pair}
+    path.write_text(json.dumps(config, sort_keys=True, indent=2))
 
 
 def load_head(checkpoint: str, pair: ModelPair) -> EnsembleHead:
@@ -44,7 +51,8 @@ def load_head(checkpoint: str, pair: ModelPair) -> EnsembleHead:
         The head in eval mode, on the pair's device.
 
     Raises:
-        LoadingError: There is no head, or it was trained for other models.
+        LoadingError: There is no head, or it was trained for other models. Where it was trained
+            with other weights of them, a warning says so.
     """
     folder = Path(checkpoint).expanduser()
     if (folder / "head" / "config.json").is_file():
@@ -92,21 +100,37 @@ def _first_line(error: Exception) -> str:
 def check_head_pair(head: EnsembleHead, pair: ModelPair, checkpoint: str) -> None:
     """Raise LoadingError, naming both pairs, unless the head was trained for this one.
 
-    Names and sizes must agree; a differing revision is part of the message only.
+    Names and sizes must agree; a differing revision is part of the message only. Other weights of
+    the same models, such as those of a fine-tuned draft, give a warning: the head computes a weight
+    for them too, and whether it still serves is what one may want to measure. Weights are compared
+    where both sides have a fingerprint of the same dtype.
     """
 
     def identity(description: dict[str, Any]) -> list[tuple[Any, Any]]:
-        roles = [description.get(role, {}) for role in ("target", "draft")]
-        return [(role.get("name"), role.get("hidden_size")) for role in roles]
+        return [(role.get("name"), role.get("hidden_size")) for role in _roles(description)]
 
     def spell(description: dict[str, Any]) -> str:
-        roles = [description.get(role, {}) for role in ("target", "draft")]
-        revisions = [f"@{role['revision']}" if role.get("revision") else "" for role in roles]
-        names = [role.get("name") for role in roles]
-        return " / ".join(f"{name}{at}" for name, at in zip(names, revisions, strict=True))
+        return " / ".join(
+            f"{role.get('name')}@{role['revision']}"
+            if role.get("revision")
+            else f"{role.get('name')}"
+            for role in _roles(description)
+        )
 
     if identity(head.pair) != identity(pair.description):
         raise LoadingError(
             f"verifier.checkpoint={checkpoint}: this head belongs to the pair {spell(head.pair)}, "
             f"not to {spell(pair.description)}; use it with its own pair or train a new one"
         )
+    for trained, loaded in zip(_roles(head.pair), _roles(pair.description), strict=True):
+        prints = [role.get("fingerprint") for role in (trained, loaded)]
+        if None not in prints and prints[0] != prints[1] and trained["dtype"] == loaded["dtype"]:
+            logger.warning(
+                "verifier.checkpoint=%s: this head was trained with other weights of %s "
+                "(fingerprint %s, those loaded have %s), whose hidden states it has not seen",
+                *(checkpoint, loaded["name"], *prints),
+            )
+
+
+def _roles(description: dict[str, Any]) -> list[dict[str, Any]]:
+    return [description.get(role, {}) for role in ("target", "draft")]

@@ -67,7 +67,7 @@ class ModelPair:
         target: The model whose quality is wanted.
         draft: The cheap model.
         tokenizer: Of both.
-        description: Names, revisions and sizes.
+        description: Names, revisions, sizes and fingerprints of the weights.
         eos_ids: What ends a completion.
         context_length: Tokens that both can read.
         reads: What their hidden states are, one of `head.HEAD_READS`.

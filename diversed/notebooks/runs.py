@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from diversed.records.store import (
-    MANIFEST_FILE,
-    RECORDS_FORMATS,
-    RecordsError,
-    read_manifest,
-)
+from diversed.records.store import MANIFEST_FILE, named_runs, read_manifest
 
 EXTRA_RUN_COLUMNS: Mapping[str, str] = {
     "train_data": "data that the head was trained on, else null",
@@ -75,21 +70,11 @@ def find_runs(folder: Path) -> list[Run]:
     Raises:
         RecordsError: There are no records below it.
     """
-    folders = sorted(
-        path.parent for name in RECORDS_FORMATS.values() for path in folder.rglob(name)
-    )
-    if not folders:
-        raise RecordsError(f"{folder}: no run's records below it; run `make demo` or eval.py first")
-    manifests = {found: read_manifest(found) for found in folders}
-    names = [manifest["run"]["run_name"] for manifest in manifests.values()]
+    runs = named_runs(folder)
+    manifests = {found: read_manifest(found) for found in runs.values()}
     return [
-        Run(
-            name if names.count(name) == 1 else f"{name} ({found.relative_to(folder)})",
-            found,
-            manifest,
-            _train_data(manifest, folders),
-        )
-        for name, (found, manifest) in zip(names, manifests.items(), strict=True)
+        Run(name, found, manifests[found], _train_data(manifests[found], manifests))
+        for name, found in runs.items()
     ]
 
 

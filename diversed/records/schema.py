@@ -83,7 +83,7 @@ MANIFEST_KEYS: Mapping[str, str] = {
     "status": "running, finished, failed, stopped (by the user) or killed",
     "results": "summary numbers of the evaluation; of training, the best rollout and validation",
     "config": "the resolved config",
-    "pair": "names, revisions and sizes of target and draft",
+    "pair": "names, revisions, sizes and fingerprints of the weights of target and draft",
     "data": "where the task's rows came from and how they were posed",
     "command": "the script and its arguments",
     "git": "commit of the code, and whether the checkout was changed",

@@ -281,14 +281,32 @@ def read_trace(folder: Path) -> pd.DataFrame:
     return pd.read_parquet(path)
 
 
-def read_runs(folder: Path) -> pd.DataFrame:
-    """Return the records of every run below a folder in one table, in order of their paths."""
+def named_runs(folder: Path) -> dict[str, Path]:
+    """Return the runs with records below a folder, each under a name of its own.
+
+    Args:
+        folder: Searched at any depth.
+
+    Returns:
+        Name -> folder, in order of paths. Where several runs have one `run_name`, the folder stands
+        behind it.
+
+    Raises:
+        RecordsError: There are no records below the folder.
+    """
     folders = sorted(
         path.parent for name in RECORDS_FORMATS.values() for path in folder.rglob(name)
     )
     if not folders:
-        raise RecordsError(
-            f"{folder}: no {RECORDS_FILE} below it, no {PARQUET_FILE}; run `make demo` or eval.py "
-            "first"
-        )
-    return pd.concat([read_records(run) for run in folders], ignore_index=True)
+        raise RecordsError(f"{folder}: no run's records below it; run `make demo` or eval.py first")
+    names = [read_manifest(run)["run"]["run_name"] for run in folders]
+    return {
+        name if names.count(name) == 1 else f"{name} ({run.relative_to(folder)})": run
+        for name, run in zip(names, folders, strict=True)
+    }
+
+
+def read_runs(folder: Path) -> pd.DataFrame:
+    """Return the records of every run below a folder, named as in `named_runs`, in one table."""
+    tables = [read_records(run).assign(run_name=name) for name, run in named_runs(folder).items()]
+    return pd.concat(tables, ignore_index=True)

@@ -1,16 +1,14 @@
 """A run that is killed, at whatever moment, and repeated with resume=auto is the unbroken run."""
 
 import csv
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from composed import ROOT, SMALL_TRAINING, composed
+from script_processes import PYTHON, run_script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_file import offline_folders, read_offline_run
 
@@ -59,14 +57,10 @@ SINGLE_POINTS = (
 def run(folder: Path, *arguments: str, point: str | None = None) -> tuple[int, str]:
     """Run train.py in a folder, up to a point if there is one; return exit code and stderr."""
     killer = () if point is None else (str(ROOT / "tests" / "e2e" / "kill_points.py"), point)
-    done = subprocess.run(
-        [sys.executable, *killer, str(ROOT / "train.py"), *TRAINING, *arguments],
-        cwd=folder,
-        env={key: value for key, value in os.environ.items() if key != "HYDRA_FULL_ERROR"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+    done = run_script(
+        *(folder, "train.py", *TRAINING, *arguments),
+        launcher=(*PYTHON, *killer),
+        patience_s=PATIENCE_S,
     )
     return done.returncode, done.stderr
 

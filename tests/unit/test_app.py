@@ -13,7 +13,7 @@ import pytest
 import torch
 from composed import SMALL_DATA, SMALL_EVALUATION, SMALL_TRAINING, composed
 from omegaconf import OmegaConf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from diversed import app
 from diversed.app.lifecycle import working_folder
@@ -254,6 +254,25 @@ def test_a_trained_head_gives_the_same_records_through_its_checkpoint(
     assert run == own
 
 
+def test_a_head_meets_another_draft_with_a_warning_and_then_learns_with_it(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its config named the draft by its name alone, which a fine-tuned one may keep."""
+    draft = tmp_path / "draft"
+    shutil.copytree(TINY_FOLDER / "draft", draft)
+    weights = load_file(draft / "model.safetensors")
+    name = next(iter(weights))
+    save_file(weights | {name: weights[name] * 1.01}, draft / "model.safetensors", {"format": "pt"})
+    overrides = (*SMALL_TRAINING, f"verifier.checkpoint={trained}", f"model.draft.path={draft}")
+    app.train(composed("train", *overrides), tmp_path / "again")
+    assert "this head was trained with other weights of diversed/tiny-draft" in caplog.text
+    before, after = (read_manifest(run)["pair"] for run in (trained, tmp_path / "again"))
+    assert before["target"] == after["target"]
+    assert before["draft"]["fingerprint"] != after["draft"]["fingerprint"]
+    head = json.loads((tmp_path / "again" / "head" / "config.json").read_text())
+    assert head["pair"] == after
+
+
 def test_a_dial_changes_the_records(trained: Path, tmp_path: Path) -> None:
     overrides = ("verifier=diversed", f"verifier.checkpoint={trained}", "evaluation.num_prompts=4")
     cfg = composed("eval", *SMALL_EVALUATION, *overrides, "verifier.dial=-4")
@@ -376,7 +395,7 @@ def test_a_stop_in_the_evaluation_keeps_the_head(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app.evaluation, "evaluate_task", stop)
-    with pytest.raises(Interrupted, match=r"the head is saved; go on with: .*resume="):
+    with pytest.raises(Interrupted, match=r"finished rows are saved; go on with: .*resume="):
         app.train(composed("train", *SMALL_TRAINING), tmp_path)
     assert (tmp_path / "head" / "config.json").is_file()
     assert not (tmp_path / "records.jsonl").exists()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from composed import SMALL_DATA, composed
 from hydra.types import RunMode
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -16,11 +17,13 @@ from diversed import config
 from diversed.app import check as check_job
 from diversed.app import machine
 from diversed.app.findings import OK, PROBLEM, UNCHECKED, Finding
+from diversed.app.finetuning import finetuning_memory
 from diversed.app.preflight import preflight
 from diversed.config import run_check
-from diversed.models.loading import TINY_FOLDER
+from diversed.models.loading import DTYPES, TINY_FOLDER, load_tiny_pair
 from diversed.models.memory import Workload
 from diversed.tasks.arithmetic import ArithmeticTask
+from diversed.training.trainable import TrainableDraft
 
 SMALL = (*SMALL_DATA, "decoding.max_new_tokens=16")
 STEPS = ["settings", "target", "draft", "tokenizers", "data", "prompts", "memory", "two prompts"]
@@ -145,7 +148,7 @@ def test_weights_must_fit_the_machine_before_they_reach_the_device(
     monkeypatch.setattr(f"{MODULE}.host_free_bytes", lambda: 1000)
     findings = look("eval")
     assert problems(findings) == ["memory"]
-    assert findings["memory"].detail.startswith("weights = 6 MiB, but only 0 MiB are free on cpu")
+    assert findings["memory"].detail.startswith("weights 6 MiB, but only 0 MiB are free on cpu")
 
 
 @pytest.mark.parametrize(
@@ -173,6 +176,47 @@ def test_memory_is_that_of_the_largest_batch(
     (workload,) = seen
     assert f" to {workload.prompt_length} tokens" in findings["prompts"].detail
     assert vars(workload) | {"prompt_length": 49} == vars(wanted)
+
+
+def test_fine_tuning_needs_room_for_gradients_and_the_optimiser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only what decoding needs used to be counted."""
+    decoding = look("eval", "evaluation.num_prompts=4")["memory"].detail
+    needed = look("finetune_draft", "evaluation.num_prompts=4", "finetune.num_train_prompts=16")
+    detail = needed["memory"].detail
+    for name in ("weights", "gradients", "optimizer", "activations", "best draft"):
+        assert f"{name} " in detail
+    assert "optimizer" not in decoding
+    monkeypatch.setattr(f"{MODULE}.free_bytes", lambda device: 8 * 2**20)
+    short = look("finetune_draft", "evaluation.num_prompts=1", "evaluation.batch_size=1")
+    assert problems(short) == ["memory"]
+    assert short["memory"].detail.endswith(
+        "but only 8 MiB are free on cpu: lower finetune.batch_size, set adapter=lora, or choose a "
+        "smaller draft"
+    )
+
+
+@pytest.mark.parametrize("overrides", [[], ["model.dtype=bfloat16"], ["adapter=lora"]])
+def test_memory_of_fine_tuning_is_that_of_the_real_draft_and_optimiser(
+    overrides: list[str],
+) -> None:
+    cfg = composed("finetune_draft", *overrides)
+    pair = load_tiny_pair()
+    config = pair.draft.model.config
+    expected = finetuning_memory(cfg, config, length=50)
+    draft = pair.draft.model.to(DTYPES[cfg.model.dtype])
+    model = TrainableDraft(draft, instantiate(cfg.adapter) if cfg.adapter else None).model
+    trained = [weights for weights in model.parameters() if weights.requires_grad]
+    optimizer = instantiate(cfg.optimizer)(trained)
+    model(input_ids=torch.ones(1, 4, dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    assert expected.weights == sum(weights.nbytes for weights in model.parameters())
+    assert expected.gradients == sum(weights.grad.nbytes for weights in trained)
+    assert expected.optimizer == sum(value.nbytes for value in states)
+    if not overrides:  # AdamW: two numbers beside each of the 61 thousand, and steps
+        assert expected.optimizer == 2 * 4 * draft.num_parameters() + 4 * len(trained)
 
 
 def test_table_and_problems_say_the_same() -> None:

@@ -1,7 +1,9 @@
 """The report of the demo, on a small folder of records made by hand."""
 
+import errno
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,8 +12,15 @@ import pytest
 from rich.console import Console
 
 from diversed import demo
+from diversed.records import store
 from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS, TRACE_COLUMNS
-from diversed.records.store import RecordsError, write_manifest, write_records, write_trace
+from diversed.records.store import (
+    RecordsError,
+    WriteError,
+    write_manifest,
+    write_records,
+    write_trace,
+)
 
 NUM_PROMPTS = 4
 TOKENS = (
@@ -167,6 +176,26 @@ def test_the_report_repeats_itself(folder: Path) -> None:
     before = [(folder / name).read_bytes() for name in names]
     printed(folder)
     assert [(folder / name).read_bytes() for name in names] == before
+
+
+@pytest.mark.parametrize("name", ["results.md", "samples.txt", "distances.json"])
+def test_a_full_disk_leaves_an_older_report_as_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A file that was being written used to lose what it held."""
+    printed(folder)
+    (folder / name).write_text("older")
+    real = store._flush
+
+    def flush(path: Path) -> None:
+        if path.name == f".{name}.partial":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path)
+
+    monkeypatch.setattr(store, "_flush", flush)
+    with pytest.raises(WriteError, match=rf"{name} cannot be written: No space left on device"):
+        printed(folder)
+    assert (folder / name).read_text() == "older"
 
 
 def test_a_folder_without_records_is_named(tmp_path: Path) -> None:

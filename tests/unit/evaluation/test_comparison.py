@@ -13,6 +13,7 @@ def records(accepted, drafted, errors=None):
     return pd.DataFrame(
         {
             "prompt_id": [f"p{index // 2}" for index in range(number)],
+            "sample": [index % 2 for index in range(number)],
             "num_accepted": accepted,
             "num_drafted": drafted,
             "error": errors or [None] * number,

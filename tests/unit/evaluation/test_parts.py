@@ -1,5 +1,6 @@
-"""An evaluation that is dealt out: its parts make up the whole."""
+"""An evaluation that is dealt out, or gone on with: its parts make up the whole."""
 
+import pandas as pd
 import pytest
 
 from diversed.core.loop import DecodeSettings
@@ -62,3 +63,65 @@ def test_every_part_raises_where_nothing_can_be_decoded(decoder, examples):
 def test_a_part_that_there_is_not_is_refused(decoder, examples, part, num_parts):
     with pytest.raises(ValueError, match=f"part {part} of {num_parts} parts"):
         evaluate_task(decoder, TASK, examples, part=part, num_parts=num_parts)
+
+
+def evaluate_again(decoder, examples, finished=None, **options):
+    """Evaluate in batches of two; return the evaluation, its batches and the prompts decoded."""
+    batches, prompts = [], []
+
+    class Counting(SpeculativeDecoder):
+        def generate(self, texts, *rest):
+            prompts.extend(texts)
+            return super().generate(texts, *rest)
+
+    counting = Counting(decoder.pair, decoder.verifier, decoder.settings)
+    evaluation = evaluate_task(
+        *(counting, TASK, examples),
+        samples_per_prompt=3,
+        batch_size=2,
+        finished=finished,
+        keep=batches.append,
+        **options,
+    )
+    return evaluation, batches, prompts
+
+
+def check_same_evaluation(one, other):
+    untimed = [[row | {"seconds": 0} for row in each.rows] for each in (one, other)]
+    assert untimed[0] == untimed[1]
+    pd.testing.assert_frame_equal(one.trace, other.trace, check_exact=True)
+
+
+def test_finished_batches_are_taken_as_they_are_and_not_decoded_again(decoder, examples):
+    whole, batches, prompts = evaluate_again(decoder, examples)
+    assert [len(batch.rows) for batch in batches] == [2, 2, 2]
+    finished = joined_parts(batches[:2], [example["id"] for example in examples])
+    seen = []
+    again, left, decoded = evaluate_again(decoder, examples, finished, progress=seen.append)
+    check_same_evaluation(again, whole)
+    assert decoded == prompts[4:]
+    check_same_evaluation(left[0], batches[2])
+    assert seen == [4, 2]
+    times = [row["seconds"] for row in again.rows if row["seconds"] is not None]
+    assert times[:4] == [row["seconds"] for row in finished.rows]
+
+
+def test_an_evaluation_that_lacks_nothing_decodes_nothing(decoder, examples):
+    whole, batches, _ = evaluate_again(decoder, examples)
+    finished = joined_parts(batches, [example["id"] for example in examples])
+    again, left, decoded = evaluate_again(decoder, examples, finished)
+    assert (left, decoded) == ([], [])
+    assert again.rows == whole.rows
+    check_same_evaluation(again, whole)
+
+
+def test_rows_that_one_process_has_finished_are_dealt_out_to_two(decoder, examples):
+    whole, batches, prompts = evaluate_again(decoder, examples)
+    ids = [example["id"] for example in examples]
+    finished = joined_parts(batches[:1], ids)
+    parts = [evaluate_again(decoder, examples, finished, part=part, num_parts=2) for part in (0, 1)]
+    assert sorted(decoded for part in parts for decoded in part[2]) == sorted(prompts[2:])
+    joined = joined_parts([part[0] for part in parts], ids)
+    assert keys(joined) == keys(whole)
+    assert [row["text"] for row in joined.rows] == [row["text"] for row in whole.rows]
+    assert len(joined.trace) == len(whole.trace)

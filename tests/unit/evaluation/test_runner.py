@@ -11,18 +11,12 @@ from diversed.core.loop import DecodeSettings
 from diversed.core.verifiers import AutoregressiveVerifier, StaticVerifier
 from diversed.evaluation.runner import corpus_metrics, evaluate_task
 from diversed.generation import PromptError, SpeculativeDecoder
-from diversed.models.loading import load_tiny_pair
 from diversed.records.schema import ROW_COLUMNS, TRACE_COLUMNS
 from diversed.tasks.arithmetic import ArithmeticTask
 
 TASK = ArithmeticTask(num_test=220)
 FALSE_ALARM = 1e-6
 COMPARED = [name for name in ROW_COLUMNS if name != "seconds"]
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
 
 
 @pytest.fixture(scope="module")

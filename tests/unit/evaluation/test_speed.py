@@ -12,7 +12,6 @@ from diversed.evaluation import timing
 from diversed.evaluation.speed import _ClockedDecoder, compare_speeds
 from diversed.generation import SpeculativeDecoder
 from diversed.models.hf import HFLanguageModel
-from diversed.models.loading import load_tiny_pair
 from diversed.tasks.arithmetic import ArithmeticTask
 from diversed.theory.speed import StepCosts, predicted_speedup
 
@@ -20,11 +19,6 @@ PLAIN = Sampling()
 NUM_PROMPTS = 2
 NUM_JOBS = 6  # three decoders, with and without clocks
 PREFILL, DRAFT_STEP, TARGET_STEP, PER_TOKEN = 50.0, 2.0, 10.0, 0.5  # seconds of the fake clock
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
 
 
 @pytest.fixture(scope="module")

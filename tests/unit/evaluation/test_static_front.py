@@ -21,7 +21,7 @@ def run(name, method, acceptance, qualities, **columns):
     numbers = np.broadcast_to(acceptance, len(qualities))
     nothing = {"acceptance_weight": None, "dial": None}
     rows = [
-        {"prompt_id": prompt, "expected_acceptance": number, "quality": quality}
+        {"prompt_id": prompt, "sample": 0, "expected_acceptance": number, "quality": quality}
         for prompt, number, quality in zip("abcd", numbers, qualities, strict=False)
     ]
     shared = SETTINGS | nothing | {"run_name": name, "method": method} | columns

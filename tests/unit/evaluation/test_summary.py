@@ -1,12 +1,14 @@
 """Summaries of records, by numbers worked out by hand."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from diversed.evaluation.summary import distance_to_static_front, summarise
+from diversed.evaluation.summary import distance_to_static_front, paired, summarise
 from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS
-from diversed.records.store import read_records, write_manifest, write_records
+from diversed.records.store import read_records, read_runs, write_manifest, write_records
 
 NUMBERS = {
     "quality": 1.0,
@@ -204,3 +206,40 @@ def test_unknown_run_and_missing_front_are_refused():
         distance_to_static_front(table, "head")
     with pytest.raises(ValueError, match="no static run"):
         distance_to_static_front(run("head", UNEVEN, method="diversed"), "head")
+
+
+TWICE = "run_name='one': two runs of the table have this name "
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({}, "(each with prompt a)"),
+        ({"split": "validation"}, "(split=test and validation)"),
+        ({"target_weight": 0.5}, "(target_weight=None and 0.5)"),
+    ],
+)
+def test_two_runs_of_one_name_are_refused(other, what):
+    """They used to be taken for one run with twice the rows."""
+    prompts = [("a", {}), ("b", {})] if not other else [("c", {}), ("d", {})]
+    table = pd.concat(
+        [run("one", UNEVEN, split="test"), run("one", prompts, **{"split": "test"} | other)]
+    )
+    for measure in (summarise, lambda records: paired(records, run("two", UNEVEN))):
+        with pytest.raises(ValueError, match=re.escape(TWICE + what)):
+            measure(table)
+
+
+def test_runs_that_are_read_together_have_names_of_their_own(tmp_path):
+    """An evaluation that was done twice, and one of another split."""
+    columns = dict.fromkeys(RUN_COLUMNS) | {"run_name": "one", "method": "static"}
+    rows = run("one", UNEVEN)[list(ROW_COLUMNS)].astype(object).to_dict("records")
+    for folder, split in (("a", "test"), ("b/c", "test"), ("d", "validation")):
+        write_manifest(tmp_path / folder, {"run": columns | {"split": split}})
+        write_records(tmp_path / folder, rows)
+    summary = summarise(read_runs(tmp_path), num_resamples=20)
+    assert summary["run_name"].tolist() == ["one (a)", "one (b/c)", "one (d)"]
+    assert summary["num_prompts"].tolist() == [2, 2, 2]
+    alone = only(summarise(read_records(tmp_path / "a"), num_resamples=20))
+    for name in ("quality", "acceptance_rate", "acceptance_rate_low"):
+        assert summary[name].tolist() == [alone[name]] * 3

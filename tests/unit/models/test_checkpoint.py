@@ -12,14 +12,9 @@ from huggingface_hub.errors import RemoteEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from diversed.models import checkpoint
-from diversed.models.checkpoint import check_head_pair, load_head, new_head
+from diversed.models.checkpoint import check_head_pair, load_head, new_head, save_head
 from diversed.models.hub import HubCopy
-from diversed.models.loading import TINY_FOLDER, LoadingError, load_tiny_pair
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
+from diversed.models.loading import TINY_FOLDER, LoadingError
 
 
 def other_pair(pair, role, **changes):
@@ -68,6 +63,47 @@ def test_head_of_another_pair_is_refused_with_both_names(pair, tmp_path, role, c
 
 def test_head_of_another_revision_may_be_used(pair):
     check_head_pair(new_head(pair), other_pair(pair, "target", revision="newer"), "folder")
+
+
+def refingerprinted(pair, role, **changes):
+    return other_pair(pair, role, fingerprint="0123456789abcdef", **changes)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_head_of_other_weights_of_the_same_name_is_used_with_a_warning(
+    pair, tmp_path, caplog, role
+):
+    """A head used to be taken for a fine-tuned draft without a word."""
+    new_head(pair).save_pretrained(tmp_path)
+    load_head(str(tmp_path), refingerprinted(pair, role))
+    (record,) = caplog.records
+    model = pair.description[role]
+    assert record.getMessage() == (
+        f"verifier.checkpoint={tmp_path}: this head was trained with other weights of "
+        f"{model['name']} (fingerprint {model['fingerprint']}, those loaded have "
+        "0123456789abcdef), whose hidden states it has not seen"
+    )
+
+
+def test_weights_that_cannot_be_compared_give_no_warning(pair, caplog):
+    check_head_pair(new_head(pair), pair, "folder")
+    check_head_pair(new_head(pair), refingerprinted(pair, "draft", dtype="bfloat16"), "folder")
+    older = new_head(pair)
+    older.pair = {
+        role: {key: value for key, value in model.items() if key != "fingerprint"}
+        for role, model in pair.description.items()
+    }
+    check_head_pair(older, pair, "folder")
+    assert caplog.records == []
+
+
+def test_saved_head_names_the_pair_that_it_was_trained_with_last(pair, tmp_path, caplog):
+    head = new_head(pair)
+    tuned = refingerprinted(pair, "draft")
+    head.pair = tuned.description
+    save_head(head, tmp_path)
+    assert load_head(str(tmp_path), tuned).pair == tuned.description
+    assert caplog.records == []
 
 
 def test_head_without_a_pair_is_refused(pair):

@@ -6,14 +6,12 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from tiny_models import BASE, frozen, random_prompts
+from tiny_models import BASE, frozen, longrope_phi3, random_prompts
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BloomConfig,
     BloomForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
     T5Config,
     ViTConfig,
 )
@@ -28,16 +26,12 @@ from diversed.models.loading import (
     load_pair,
     load_tiny_pair,
     make_pair,
+    weights_fingerprint,
 )
 from diversed.tasks.arithmetic import draw_examples
 
 TARGET = ModelSource(name="tiny/target", path="builtin:target")
 DRAFT = ModelSource(name="tiny/draft", path="builtin:draft")
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_tiny_pair()
 
 
 def test_embedded_pair_is_frozen_in_eval_mode_and_smaller_as_draft(pair):
@@ -48,6 +42,48 @@ def test_embedded_pair_is_frozen_in_eval_mode_and_smaller_as_draft(pair):
     sizes = {role: pair.description[role]["num_parameters"] for role in ("target", "draft")}
     assert 0 < sizes["draft"] < sizes["target"] == pair.target.model.num_parameters()
     assert pair.eos_ids == (pair.tokenizer.eos_token_id,)
+
+
+def weighing(*numbers, dtype=torch.float32):
+    """Return a model whose weights are `numbers`."""
+    layer = torch.nn.Linear(len(numbers), 1, bias=False, dtype=dtype)
+    layer.weight.data = torch.tensor([numbers], dtype=dtype)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype", "fingerprint"),
+    [
+        ((0.0,), torch.float32, "0000000000000000"),
+        ((1.0, 2.0), torch.float32, "400000003f800000"),  # little-endian: the first is low
+        ((1.0, 2.0, 0.0, 1.0), torch.float32, "7f8000003f800000"),
+        ((-0.0,) * 4, torch.bfloat16, "8000800080008000"),
+        ((-0.0,) * 8, torch.bfloat16, "0001000100010000"),  # modulo 2^64
+        ((1.0,), torch.bfloat16, "00000000000000bf"),  # 0x3f80, its two bytes added
+    ],
+)
+def test_fingerprint_is_the_sum_of_the_weights_as_64_bit_integers(numbers, dtype, fingerprint):
+    assert weights_fingerprint(weighing(*numbers, dtype=dtype)) == fingerprint
+
+
+def test_fingerprint_tells_the_next_number_and_does_not_mind_where_weights_lie():
+    numbers = torch.linspace(-1, 1, 1001)
+    wanted = weights_fingerprint(weighing(*numbers))
+    shifted = weighing(0.0)
+    shifted.weight.data = torch.cat([torch.zeros(1), numbers])[1:]
+    assert shifted.weight.data.storage_offset() == 1
+    assert weights_fingerprint(shifted) == wanted
+    for place in (0, 500, 1000):
+        changed = numbers.clone()
+        changed[place] = torch.nextafter(changed[place], torch.tensor(2.0))
+        assert weights_fingerprint(weighing(*changed)) != wanted
+
+
+def test_descriptions_tell_the_weights_apart(pair):
+    prints = {role: pair.description[role]["fingerprint"] for role in ("target", "draft")}
+    assert prints["draft"] == weights_fingerprint(pair.draft.model)
+    assert prints["draft"] != prints["target"]
+    assert load_tiny_pair().description == pair.description
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -209,18 +245,7 @@ def test_attention_without_its_package_is_one_clear_error():
 
 def phi3(length_before_extension):
     torch.manual_seed(0)
-    config = Phi3Config(
-        **BASE,
-        num_key_value_heads=2,
-        original_max_position_embeddings=length_before_extension,
-        rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": [1.0] * 4,
-            "long_factor": [4.0] * 4,
-        },
-    )
-    return frozen(Phi3ForCausalLM(config))
+    return frozen(longrope_phi3(length_before_extension))
 
 
 def test_context_ends_where_longrope_turns_to_other_frequencies(pair):

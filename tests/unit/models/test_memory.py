@@ -6,6 +6,7 @@ import pytest
 import torch
 from composed import ROOT
 from paper_models import MODELS, SCALING, config, table
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config
 
 from diversed.models.hf import HFLanguageModel
 from diversed.models.loading import load_tiny_pair
@@ -15,6 +16,7 @@ from diversed.models.memory import (
     cache_bytes_per_token,
     num_parameters,
     pair_memory,
+    training_memory,
 )
 
 GIB = 2**30
@@ -118,3 +120,34 @@ def test_every_part_counts_and_grows_with_what_it_depends_on():
     assert needed(draft_length=11).distributions == 2 * base.distributions
     assert needed(prompt_length=200).activations == 2 * base.activations
     assert base.total == sum(vars(base).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "kind", [LlamaConfig, Qwen2Config, Gemma3TextConfig], ids=lambda kind: kind.__name__
+)
+def test_activations_bound_what_layers_keep_for_the_backward_pass(kind, dtype):
+    config = kind(
+        **{"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 16},
+        **{"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 300},
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    own = {weights.untyped_storage().data_ptr() for weights in model.parameters()}
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    ids = torch.randint(0, 300, (3, 90), generator=torch.Generator().manual_seed(0))
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16),
+    ):
+        logits = model(input_ids=ids, use_cache=False).logits.float()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in kept}
+    held = sum(part.nbytes() for place, part in storages.items() if place not in own)
+    needed = training_memory(model.to("meta"), config, torch.optim.SGD, dtype, 3, 90)
+    assert held <= needed.activations <= 2 * held
+    assert needed.optimizer == 0  # plain SGD remembers nothing

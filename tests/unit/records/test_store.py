@@ -167,7 +167,7 @@ def test_what_is_missing_is_said(tmp_path):
         read_records(tmp_path)
     with pytest.raises(RecordsError, match=r"evaluation\.writes_trace=true"):
         read_trace(tmp_path)
-    with pytest.raises(RecordsError, match=r"no records\.jsonl below it"):
+    with pytest.raises(RecordsError, match="no run's records below it"):
         read_runs(tmp_path)
 
 
