@@ -24,10 +24,11 @@ DATA = ("gsm8k", "cnndm", "xsum", "mbpp")
 TABLES = {"table1": 1.0, "table2": 0.1}
 CELLS = [(table, data, pair) for table in TABLES for data in DATA for pair in PAIRS]
 TRAINING = re.compile(r"table\d_(\w+)_(llama|qwen|gemma)$|draft_length\d_")
-OWN = [name for name in NAMES if name.startswith(("evidence", "ablation"))]  # not the paper's
+OWN = [name for name in NAMES if name.startswith(("evidence", "ablation", "control"))]  # not the paper's
 TRAINED = [name for name in NAMES if TRAINING.match(name) and "finetuned" not in name]
 EVALUATED = [name for name in NAMES if name not in (*TRAINED, *OWN)]
 ABLATED = [name for name in OWN if name.startswith("ablation")]
+CONTROLS = [name for name in OWN if name.startswith("control")]
 ASKED = {
     "finetuned": ["finetuned_draft=builtin:draft"],
     "transfer": ["verifier.checkpoint=some/head"],
@@ -49,7 +50,7 @@ QUICK_TRAINING = {
 
 
 def program(name: str) -> str:
-    return "train" if name in (*TRAINED, *ABLATED) else "eval"
+    return "train" if name in (*TRAINED, *ABLATED, *CONTROLS) else "eval"
 
 
 def asked(name: str) -> list[str]:
@@ -142,6 +143,14 @@ def test_an_ablation_turns_one_knob_and_has_a_name_of_its_own(name: str) -> None
     }
     turned = set(differing_keys(resolved(cfg), resolved(plain)))
     assert turned - {"name"} == knobs[arm] if arm in knobs else len(turned - {"name"}) == 1
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_reads_what_its_name_says(name: str) -> None:
+    cfg, plain = experiment(name), composed("train", "experiment=evidence")
+    assert cfg.head.reads == name.removeprefix("control_")
+    turned = set(differing_keys(resolved(cfg), resolved(plain)))
+    assert {"head.reads"} <= turned <= {"head.reads", "optimizer.lr"}
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

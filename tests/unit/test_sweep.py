@@ -107,7 +107,7 @@ def test_every_file_says_its_question_and_its_figure(path: Path) -> None:
 def test_the_evidence_is_scored_on_the_same_problems(path: Path) -> None:
     assert path.read_text().startswith("# ")
     for point in points_of(path):
-        assert str(point["experiment"]).startswith(("evidence", "ablation_"))
+        assert str(point["experiment"]).startswith(("evidence", "ablation_", "control_"))
 
 
 @every_file
