@@ -70,6 +70,7 @@ def draw(output: Path) -> list[Shown]:
         show("evidence_front", evidence.front_figure),
         show("evidence_dial", evidence.dial_figure),
         show("evidence_groups", evidence.group_table),
+        show("evidence_rivals", evidence.rival_table),
         show("evidence_controls", evidence.control_table),
     ]
 

@@ -123,6 +123,48 @@ def measure_against(
     return pd.DataFrame(rows)
 
 
+def measure_against_best(
+    own: pd.DataFrame,
+    families: Mapping[str, Mapping[str, pd.DataFrame]],
+    acceptance_weight: float,
+    *,
+    seed: int = 0,
+    num_resamples: int = 2000,
+) -> pd.DataFrame:
+    """Return how far a group of heads lies in J above the best setting of each family of rules.
+
+    Args:
+        own: Records of the heads.
+        families: Records by family and setting; the best setting is chosen anew in every resample.
+        acceptance_weight: lambda of J.
+        seed: As in `measure_groups`.
+        num_resamples: As in `measure_groups`.
+
+    Returns:
+        One row per family: `family`, `best` (the setting of highest J), `acceptance_weight`, and
+        `objective_gain` with `_low` and `_high` (95 %).
+
+    Raises:
+        ValueError: Prompts or settings differ, or a family is empty.
+    """
+    rows = []
+    for family, settings in families.items():
+        rivals = {}
+        for name, records in settings.items():
+            rival_x, rival_y, own_x, own_y = paired(records, own)
+            rivals[name] = rival_y + acceptance_weight * rival_x
+        gain = gain_over_best(
+            own_y + acceptance_weight * own_x,
+            list(rivals.values()),
+            seed=seed,
+            num_resamples=num_resamples,
+        )
+        best = max(rivals, key=lambda name: float(rivals[name].mean()))
+        row = {"family": family, "best": best, "acceptance_weight": acceptance_weight}
+        rows.append(row | interval_columns("objective_gain", gain))
+    return pd.DataFrame(rows)
+
+
 def coin_flip(
     first: pd.DataFrame, second: pd.DataFrame, share: float, *, seed: int = 0
 ) -> pd.DataFrame:

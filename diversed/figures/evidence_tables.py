@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from diversed.figures.checks import require_columns, require_rows
-from diversed.figures.labels import label
+from diversed.figures.labels import label, method_name
 from diversed.figures.tables import MISSING
 
 _ENDS = ("", "_low", "_high")
@@ -55,6 +55,33 @@ def control_table(controls: pd.DataFrame) -> pd.DataFrame:
             "quality above the hull with the control, at equal A": _texts(
                 controls, "quality_above_hull", "+"
             ),
+        },
+        dtype=str,
+    )
+
+
+def rival_table(rivals: pd.DataFrame) -> pd.DataFrame:
+    """Return how far heads lie in J above the best setting of each family of rules, as strings.
+
+    Args:
+        rivals: Columns of `evaluation.evidence.measure_against_best`, and the heads' `study` and
+            `group`.
+
+    Raises:
+        MissingRecords: There is no row.
+        ValueError: Columns are missing.
+    """
+    numbers = [f"objective_gain{end}" for end in _ENDS]
+    require_columns(rivals, ("study", "group", "family", "best", "acceptance_weight", *numbers))
+    require_rows(rivals, "make evidence")
+    return pd.DataFrame(
+        {
+            "study": rivals["study"],
+            "group": rivals["group"],
+            label("acceptance_weight"): [f"{weight:g}" for weight in rivals["acceptance_weight"]],
+            "rules": [method_name(name) for name in rivals["family"]],
+            "their best": rivals["best"],
+            "J above it": _texts(rivals, "objective_gain", "+"),
         },
         dtype=str,
     )

@@ -8,10 +8,16 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from diversed.evaluation.evidence import by_seed, coin_flip, measure_against, measure_groups
+from diversed.evaluation.evidence import (
+    by_seed,
+    coin_flip,
+    measure_against,
+    measure_against_best,
+    measure_groups,
+)
 from diversed.evaluation.summary import static_front_band, summarise
 from diversed.figures.checks import MissingRecords
-from diversed.figures.evidence_tables import control_table, group_table
+from diversed.figures.evidence_tables import control_table, group_table, rival_table
 from diversed.figures.front import plot_front
 from diversed.figures.labels import SETTING_COLUMNS
 from diversed.figures.style import PANEL_COLUMNS
@@ -114,6 +120,29 @@ class Evidence:
         return pd.concat(parts, ignore_index=True)
 
     @cached_property
+    def rivals(self) -> pd.DataFrame:
+        """`evaluation.evidence.measure_against_best` of all heads, with their `study` and `group`.
+
+        The families are the rules of "rules" and "lossy", by name.
+
+        Raises:
+            MissingRecords: There is no such rule.
+        """
+        families: dict[str, dict[str, pd.DataFrame]] = {}
+        for study in ("lossy", "rules"):
+            for name, records in self.groups.get(study, {}).items():
+                families.setdefault(records["method"].iloc[0], {})[name] = records
+        if not families:
+            raise MissingRecords(f"runs in {self.folder / 'lossy'}: make evidence")
+        parts = []
+        for study in ("heads", "heads_mlp"):
+            for name, own in self.groups.get(study, {}).items():
+                weight = float(own["acceptance_weight"].iloc[0])
+                table = measure_against_best(own, families, weight)
+                parts.append(table.assign(study=study, group=name))
+        return pd.concat(parts, ignore_index=True)
+
+    @cached_property
     def band(self) -> pd.DataFrame:
         """The confidence band of the static hull, as `figures.front.plot_front` takes it."""
         static = self.studies["static"]
@@ -145,6 +174,10 @@ class Evidence:
     def group_table(self) -> pd.DataFrame:
         """Return every group's place, and its distance above the static front."""
         return group_table(self.measured)
+
+    def rival_table(self) -> pd.DataFrame:
+        """Return how far the heads lie above rules without training."""
+        return rival_table(self.rivals)
 
     def control_table(self) -> pd.DataFrame:
         """Return how far the heads lie above each control."""

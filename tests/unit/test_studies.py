@@ -141,6 +141,12 @@ class TestEvidence:
         assert controls["acceptance_weight"].tolist() == [0.5, 1.5]
         assert (controls["objective_gain_low"] > 0).all()
 
+    def test_heads_are_compared_with_the_best_rule_of_each_family(self, studies):
+        rivals = Evidence(studies).rivals
+        assert rivals["family"].tolist() == ["token_rule"] * 3
+        assert rivals["study"].tolist() == ["heads", "heads", "heads_mlp"]
+        assert rivals["best"].unique().tolist() == ["tiny-digits"]
+
     def test_figures_and_tables_are_written(self, studies, tmp_path, monkeypatch, capsys):
         monkeypatch.setenv(OUT_VARIABLE, "")
         monkeypatch.setattr(evidence, "DRAWN_FOLDER", str(tmp_path))
@@ -149,7 +155,8 @@ class TestEvidence:
             evidence.main()
         assert stop.value.code == 0
         names = {path.stem for path in tmp_path.iterdir()}
-        assert names == {f"evidence_{what}" for what in ("front", "dial", "groups", "controls")}
+        tables = ("groups", "rivals", "controls")
+        assert names == {f"evidence_{what}" for what in ("front", "dial", *tables)}
         assert "tiny-lambda1.5" in capsys.readouterr().out
         table = pd.read_csv(tmp_path / "evidence_groups.csv")
         assert len(table) == 11

@@ -4,7 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from diversed.evaluation.evidence import coin_flip, measure_against, measure_groups
+from diversed.evaluation.evidence import (
+    coin_flip,
+    measure_against,
+    measure_against_best,
+    measure_groups,
+)
 from diversed.evaluation.summary import FRONT_SETTINGS
 from diversed.theory.bootstrap import bootstrap_mean_over_seeds
 from diversed.theory.front import front_distance_over_seeds
@@ -126,6 +131,19 @@ def test_a_rival_raises_the_hull_and_is_beaten_in_j(static):
     plain = measure_groups({"heads": own}, static, **OPTIONS)
     assert row["quality_above_hull"] < plain["quality_above_hull"].item() - 0.1
     assert row["num_heads"] == 2
+
+
+def test_the_best_rule_of_a_family_is_the_rival(static):
+    own = heads(1.5, 0.9, 0.9)
+    rules = {f"rule-{a}": run(f"rule-{a}", "lenient", a, 0.9, seed=8) for a in (0.8, 0.95)}
+    row = measure_against_best(own, {"lenient": rules}, 1.5, **OPTIONS).iloc[0]
+    (xs, ys) = arrays(own)
+    places = [arrays(rule) for rule in rules.values()]
+    rivals = [rule_ys + 1.5 * rule_xs for rule_xs, rule_ys in places]
+    gain = gain_over_best(ys + 1.5 * xs, rivals, **OPTIONS)
+    assert (row["family"], row["best"]) == ("lenient", "rule-0.95")
+    found = [row[f"objective_gain{end}"] for end in ("", "_low", "_high")]
+    assert found == pytest.approx([gain.estimate, gain.low, gain.high])
 
 
 class TestCoin:
