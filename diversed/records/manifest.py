@@ -63,7 +63,7 @@ def build_manifest(
         "git": git_state(),
         "versions": _versions(),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()}-{platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "num_threads": torch.get_num_threads(),
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
