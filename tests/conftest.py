@@ -1,6 +1,8 @@
 """Offline environment, set before any library is imported, and what every test may use."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -11,6 +13,8 @@ import torch
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from small_run import SmallRun
+
     from diversed.models.loading import ModelPair
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -29,3 +33,11 @@ def pair() -> "ModelPair":
     from diversed.models.loading import load_tiny_pair
 
     return load_tiny_pair()
+
+
+@pytest.fixture
+def small_run(pair: "ModelPair", tmp_path: Path) -> "Callable[..., SmallRun]":
+    """Return a maker of short trainings; each has a folder below tmp_path."""
+    from small_run import SmallRun
+
+    return lambda name="run", **options: SmallRun(pair, tmp_path / name, **options)
