@@ -37,6 +37,7 @@ FRONT_STUDIES = ("static", "heads", "heads_mlp")
 COIN_SHARES = (0.25, 0.5, 0.75)
 _DRAWN = ("heads", "heads_mlp", "controls", "rules", "lossy")
 _METHODS = {"heads_mlp": "diversed_mlp"}
+_WEIGHTS = {"ablations": 1.5}  # of one arm lambda weighs a sum
 _PLACES = [
     f"{name}{end}" for name in ("quality", "expected_acceptance") for end in ("", "_low", "_high")
 ]
@@ -92,7 +93,7 @@ class Evidence:
         """`evaluation.evidence.measure_groups` for every group, with its `study`."""
         static = self.studies["static"]
         parts = [
-            measure_groups(groups, static).assign(study=study)
+            measure_groups(groups, static, _WEIGHTS.get(study)).assign(study=study)
             for study, groups in self.groups.items()
             if study != "static"
         ]
