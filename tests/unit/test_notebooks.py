@@ -42,11 +42,13 @@ from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS, TRACE_COLUMNS
 from diversed.records.store import RecordsError, write_manifest, write_records, write_trace
 
 NOTEBOOKS = sorted(ANALYSIS.glob("*.ipynb"))
+EVIDENCE = ANALYSIS / "08_evidence.ipynb"
 MAX_CELLS = 12
 QUESTIONS = [
     *("01_pareto", "02_acceptance_tables", "03_position_decay", "04_wall_clock"),
-    *("05_transfer", "06_weights", "07_training"),
+    *("05_transfer", "06_weights", "07_training", "08_evidence"),
 ]
+OF_THE_EVIDENCE = ["front", "groups", "rivals", "controls", "dial"]
 FROM_THE_DEMO = [
     *("front", "front_distances", "main_table", "accepted_per_block", "paper_comparison"),
     *("survival", "position_acceptance", "time_front", "acceptance_time", "results_table"),
@@ -224,7 +226,8 @@ def test_notebooks_only_import_open_and_show(path: Path) -> None:
 
 def test_every_figure_and_table_is_shown_once() -> None:
     names = Counter(name for path in NOTEBOOKS for name in shown_names(path))
-    assert set(names) == {*FROM_THE_DEMO, *BEYOND_IT}
+    of_evidence = {f"evidence_{name}" for name in OF_THE_EVIDENCE}
+    assert set(names) == {*FROM_THE_DEMO, *BEYOND_IT, *of_evidence}
     assert set(names.values()) == {1}
     modules = (acceptance, front, positions, study_tables, tables, training, weights)
     made = {
@@ -236,7 +239,7 @@ def test_every_figure_and_table_is_shown_once() -> None:
     }
     used = {
         call.args[1].id
-        for path in NOTEBOOKS
+        for path in set(NOTEBOOKS) - {EVIDENCE}
         for call in (ast.parse(source).body[-1].value for source in code_of(path)[1:])
     }
     assert used == made
@@ -260,7 +263,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def test_all_that_the_demo_has_records_for_is_drawn(shown, demo: Path, tmp_path: Path) -> None:
-    outcomes = [each for path in NOTEBOOKS for each in shown(path, demo)]
+    notebooks = sorted(set(NOTEBOOKS) - {EVIDENCE})
+    outcomes = [each for path in notebooks for each in shown(path, demo)]
     drawn = [each.name for each in outcomes if each.kind != "skipped"]
     assert sorted(drawn) == sorted(FROM_THE_DEMO)
     assert sum(each.kind == "figure" for each in outcomes) == 10
@@ -270,6 +274,12 @@ def test_all_that_the_demo_has_records_for_is_drawn(shown, demo: Path, tmp_path:
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"front.png", "front.svg", "front.pdf", "main_table.md", "main_table.tex"} <= files
     assert not [name for name in files if name.split(".")[0] in skipped]
+
+
+def test_the_evidence_is_drawn_from_the_committed_records(shown, demo: Path) -> None:
+    outcomes = shown(EVIDENCE, demo)
+    assert [each.name for each in outcomes] == [f"evidence_{name}" for name in OF_THE_EVIDENCE]
+    assert [each.kind for each in outcomes] == ["figure", "table", "table", "table", "figure"]
 
 
 def test_more_records_draw_what_the_demo_lacks(shown, demo: Path, tmp_path: Path) -> None:
@@ -309,7 +319,8 @@ def test_every_notebook_runs_in_a_kernel(path: Path, demo: Path, tmp_path: Path)
     outcomes = execute_notebook(path, str(demo), tmp_path / "out")
     assert [each.name for each in outcomes] == shown_names(path)
     drawn = {each.name for each in outcomes if each.kind != "skipped"}
-    assert drawn == set(shown_names(path)) & set(FROM_THE_DEMO)
+    committed = shown_names(EVIDENCE)  # drawn from records of their own
+    assert drawn == set(shown_names(path)) & {*FROM_THE_DEMO, *committed}
 
 
 def test_a_cell_that_fails_is_named_with_its_notebook(tmp_path: Path) -> None:
