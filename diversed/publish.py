@@ -23,7 +23,6 @@ from diversed.records.schema import ROW_COLUMNS
 from diversed.records.store import (
     MANIFEST_FILE,
     PARQUET_FILE,
-    read_manifest,
     read_records,
     replace_file,
     replace_folder,
@@ -80,7 +79,6 @@ def _write(folder: Path, new: Path) -> None:
 
 def small_records(folder: Path) -> pd.DataFrame:
     """Return a run's rows without texts, with numbers in single precision."""
-    read_manifest(folder)
     table = read_records(folder)[list(ROW_COLUMNS)]
     table = table.assign(**dict.fromkeys(TEXTS))
     reals = table.select_dtypes("float").columns

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from diversed.evaluation.summary import interval_columns, paired, static_records
-from diversed.theory.bootstrap import FloatArray, Interval, bootstrap_mean_over_seeds
+from diversed.theory.bootstrap import Interval, bootstrap_mean_over_seeds
 from diversed.theory.front import front_distance_over_seeds
 from diversed.theory.gain import gain_over_best
 
@@ -53,26 +53,26 @@ def measure_groups(
     """
     rows = []
     options: dict[str, Any] = {"seed": seed, "num_resamples": num_resamples}
+    static = static_records(static)
     for name, records in groups.items():
         weight = _weight(name, records) if acceptance_weight is None else acceptance_weight
-        static_x, static_y, own_x, own_y = paired(static_records(static), records)
+        static_x, static_y, own_x, own_y = paired(static, records)
         distance = front_distance_over_seeds(static_x, static_y, own_x, own_y, **options)
-        rivals = _objectives(static_x, static_y, weight)
-        own = own_y + weight * own_x
-        measured = {
+        measured: dict[str, Interval | None] = {
             "quality": bootstrap_mean_over_seeds(own_y, **options),
             "expected_acceptance": bootstrap_mean_over_seeds(own_x, **options),
             "quality_above_hull": distance.quality_above_hull,
+            "objective": None,
+            "objective_above_static": None,
         }
         if not np.isnan(weight):
+            own = own_y + weight * own_x
+            rivals = list((static_y + weight * static_x)[:, None])
             measured["objective"] = bootstrap_mean_over_seeds(own, **options)
             measured["objective_above_static"] = gain_over_best(own, rivals, **options)
         row = {"group": name, "acceptance_weight": weight, "num_heads": len(own_x)}
         rows.append(row | _flat(measured))
-    columns = [f"objective{end}" for end in ("", "_low", "_high")]
-    columns += [f"objective_above_static{end}" for end in ("", "_low", "_high")]
-    table = pd.DataFrame(rows)
-    return table.reindex(columns=[*table.columns, *(name for name in columns if name not in table)])
+    return pd.DataFrame(rows)
 
 
 def measure_against(
@@ -104,9 +104,11 @@ def measure_against(
     """
     rows = []
     options: dict[str, Any] = {"seed": seed, "num_resamples": num_resamples}
+    static = static_records(static)
+    static_x, static_y, own_x, own_y = paired(static, own)
+    own_objective = own_y + acceptance_weight * own_x
     for name, records in rivals.items():
-        static_x, static_y, own_x, own_y = paired(static_records(static), own)
-        _, _, rival_x, rival_y = paired(static_records(static), records)
+        _, _, rival_x, rival_y = paired(static, records)
         distance = front_distance_over_seeds(
             np.vstack([static_x, rival_x.mean(0)]),
             np.vstack([static_y, rival_y.mean(0)]),
@@ -114,9 +116,7 @@ def measure_against(
             own_y,
             **options,
         )
-        gain = gain_over_best(
-            own_y + acceptance_weight * own_x, [rival_y + acceptance_weight * rival_x], **options
-        )
+        gain = gain_over_best(own_objective, [rival_y + acceptance_weight * rival_x], **options)
         row = {"group": name, "acceptance_weight": acceptance_weight, "num_heads": len(rival_x)}
         measured = {"objective_gain": gain, "quality_above_hull": distance.quality_above_hull}
         rows.append(row | _flat(measured))
@@ -205,12 +205,7 @@ def _weight(name: str, records: pd.DataFrame) -> float:
     return float(weights[0])
 
 
-def _objectives(acceptance: FloatArray, quality: FloatArray, weight: float) -> list[FloatArray]:
-    """Return J of each run, [1, P] each."""
-    return [row[None] for row in quality + weight * acceptance]
-
-
-def _flat(measured: Mapping[str, Interval]) -> dict[str, float]:
+def _flat(measured: Mapping[str, Interval | None]) -> dict[str, float]:
     return {
         column: value
         for name, interval in measured.items()

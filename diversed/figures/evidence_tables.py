@@ -23,7 +23,8 @@ def group_table(measured: pd.DataFrame) -> pd.DataFrame:
         MissingRecords: There is no row.
         ValueError: Columns are missing.
     """
-    _check(measured, ("study", *_GROUP_NUMBERS), "make front")
+    require_columns(measured, ["study"])
+    _check(measured, _GROUP_NUMBERS, "make front")
     return pd.DataFrame(
         {
             "study": measured["study"],
@@ -88,9 +89,8 @@ def rival_table(rivals: pd.DataFrame) -> pd.DataFrame:
 
 
 def _check(table: pd.DataFrame, numbers: Sequence[str], needs: str) -> None:
-    columns = [f"{name}{end}" for name in numbers if name != "study" for end in _ENDS]
-    extra = ["study"] if "study" in numbers else []
-    require_columns(table, (*extra, "group", "acceptance_weight", "num_heads", *columns))
+    columns = [f"{name}{end}" for name in numbers for end in _ENDS]
+    require_columns(table, ("group", "acceptance_weight", "num_heads", *columns))
     require_rows(table, needs)
 
 
