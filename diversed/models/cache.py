@@ -1,5 +1,6 @@
 """A key-value cache that rolls back by row and does not copy itself at every step."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,6 +56,35 @@ class RollbackLayer(DynamicLayer):
 def new_cache() -> Cache:
     """Return an empty cache whose layers are made as the model asks for them."""
     return Cache(layer_class_to_replicate=RollbackLayer)
+
+
+def repeated_cache(cache: Cache, times: int) -> Cache:
+    """Return a cache with the one row of another, several times."""
+    repeated = new_cache()
+    for index, layer in enumerate(cache.layers):
+        if layer.is_initialized:
+            keys, values = (part.expand(times, -1, -1, -1) for part in (layer.keys, layer.values))
+            repeated.update(keys, values, index)
+    return repeated
+
+
+def joined_cache(parts: Sequence[Cache], order: Sequence[int]) -> Cache:
+    """Return the rows of caches of one width as one cache.
+
+    Args:
+        parts: The caches.
+        order: For each of their rows, one part after the other, which row of the whole it becomes.
+    """
+    if len(parts) == 1 and list(order) == sorted(order):
+        return parts[0]
+    joined = new_cache()
+    for index, layer in enumerate(parts[0].layers):
+        if layer.is_initialized:
+            rows = torch.tensor(order, device=layer.keys.device).argsort()
+            keys = torch.cat([part.layers[index].keys for part in parts])[rows]
+            values = torch.cat([part.layers[index].values for part in parts])[rows]
+            joined.update(keys, values, index)
+    return joined
 
 
 def _with_room(states: Tensor, width: int) -> Tensor:

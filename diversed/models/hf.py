@@ -7,6 +7,7 @@ up.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,10 +15,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from diversed.core.types import StepOutput
-from diversed.models.cache import new_cache
+from diversed.models.cache import joined_cache, new_cache, repeated_cache
 
 _FORGETFUL_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 """Cache layers of keys and values alone: what rolls back by choosing slots."""
@@ -26,6 +27,14 @@ _ROUNDING = {torch.float32: 0.02, torch.float64: 0.02}
 _COARSE_ROUNDING = 0.5
 """Largest difference of two ways to the same logits that may be rounding, in standard deviations
 of the logits over the vocabulary; by the model's dtype, and for all shorter or quantised ones."""
+
+_LENGTHS_APART = 32
+"""By how many tokens, beside a quarter, prompts that are read in one call may differ in length."""
+
+_LEAST_SAVED = 256
+"""Tokens that reading a common beginning once must save to be worth a call of its own."""
+
+_Text = tuple[int, ...]
 
 
 class UnsupportedModelError(ValueError):
@@ -143,8 +152,9 @@ class HFLanguageModel:
         after = self.step(torch.tensor([[fourth], [first]], device=device))
         if self._differs(before.logits[0, 0], plain[0, 1]):
             raise UnsupportedModelError(
-                f"model {self._name} gives other logits in steps behind left padding than in one "
-                "pass: it is not causal, or counts positions in a way of its own"
+                f"model {self._name} gives other logits in steps behind padding than in one pass: "
+                "it is not causal, counts positions in a way of its own, or keeps more than its "
+                "cache"
             )
         if self._differs(after.logits[0, 0], plain[0, 2]):
             raise UnsupportedModelError(self._cannot_forget())
@@ -165,25 +175,54 @@ class HFLanguageModel:
         )
 
     def start(self, prompt_ids: Tensor, prompt_mask: Tensor) -> None:
-        """Forget everything and read all but the last token of each prompt."""
+        """Forget everything and read all but the last token of each prompt.
+
+        Equal prompts are read once, so is what all of them begin with, and prompts of much
+        different lengths are read in calls of their own: padding costs as much as tokens do.
+        """
         self._reset(prompt_ids.shape[0], prompt_ids.device)
-        prefix_ids, prefix_mask = prompt_ids[:, :-1], prompt_mask[:, :-1]
-        if prefix_ids.shape[1] == 0:
+        self._lengths = prompt_mask[:, :-1].sum(1)
+        longest = int(self._lengths.max())
+        if longest == 0:
             return
-        self._lengths = prefix_mask.sum(1)
-        self._check_room(int(self._lengths.max()))
-        self._has_padding = not bool(prefix_mask.all())
-        mask = positions = None
-        if self._has_padding:
-            mask = prefix_mask.long()
-            positions = (mask.cumsum(1) - 1).clamp(min=0)
+        self._check_room(longest)
+        self._has_padding = int(self._lengths.min()) < longest
+        texts = _texts(prompt_ids[:, :-1], self._lengths)
+        distinct = list(dict.fromkeys(texts))
+        stem = _stem(distinct)
+        stem_cache = self._read([stem], None) if stem else None
+        groups = _groups_of_like_length(distinct)
+        parts = [self._read([text[len(stem) :] for text in group], stem_cache) for group in groups]
+        if len(parts) == 1 and len(distinct) == len(texts) and not self._has_padding:
+            self._cache = parts[0]
+            return
+        order: list[int] = []
+        for part, group in zip(parts, groups, strict=True):
+            place = {text: number for number, text in enumerate(group)}
+            rows = [row for row, text in enumerate(texts) if text in place]
+            self._align(part, [place[texts[row]] for row in rows], self._lengths[rows], longest)
+            order += rows
+        self._cache = joined_cache(parts, order)
+
+    def _read(self, texts: Sequence[_Text], stem: Cache | None) -> Cache:
+        """Return a new cache that has read texts, padded on the right, each behind the stem."""
+        width = max(1, max(map(len, texts)))
+        ids = [[*text, *[0] * (width - len(text))] for text in texts]
+        cache = new_cache() if stem is None else repeated_cache(stem, len(texts))
         self._base(
-            input_ids=prefix_ids,
-            attention_mask=mask,
-            position_ids=positions,
-            cache=self._cache,
-            use_cache=True,
+            input_ids=torch.tensor(ids, device=self.model.device), cache=cache, use_cache=True
         )
+        return cache
+
+    @staticmethod
+    def _align(cache: Cache, rows: list[int], lengths: Tensor, width: int) -> None:
+        """Choose rows of a cache and move the entries of each to the right edge of `width`."""
+        device = lengths.device
+        first = lengths.unsqueeze(1) - width
+        slots = (first + torch.arange(width, device=device)).clamp(min=0)
+        for layer in cache.layers:
+            if layer.is_initialized:
+                layer.choose(torch.tensor(rows, device=device), slots)
 
     def step(self, input_ids: Tensor) -> StepOutput:
         """Read n more tokens of every row; see `LanguageModel.step`."""
@@ -277,3 +316,29 @@ class HFLanguageModel:
         finally:
             hook.remove()
         return seen[0], logits
+
+
+def _texts(ids: Tensor, lengths: Tensor) -> list[_Text]:
+    """Return the tokens of left-padded [B, T] ids, without what stands in padding."""
+    lines = zip(ids.tolist(), lengths.tolist(), strict=True)
+    return [tuple(line[len(line) - length :]) for line, length in lines]
+
+
+def _stem(texts: Sequence[_Text]) -> _Text:
+    """Return what different texts begin with, or nothing where that would save too little."""
+    first, last = min(texts), max(texts)
+    pairs = enumerate(zip(first, last, strict=False))
+    length = next((n for n, (a, b) in pairs if a != b), min(len(first), len(last)))
+    return first[:length] if length * (len(texts) - 1) >= _LEAST_SAVED else ()
+
+
+def _groups_of_like_length(texts: Sequence[_Text]) -> list[list[_Text]]:
+    """Return texts in groups, the shorter ones first; in a group as they stood."""
+    groups: list[list[int]] = []
+    shortest = 0
+    for place in sorted(range(len(texts)), key=lambda place: len(texts[place])):
+        if not groups or len(texts[place]) > shortest + shortest // 4 + _LENGTHS_APART:
+            groups.append([])
+            shortest = len(texts[place])
+        groups[-1].append(place)
+    return [[texts[place] for place in sorted(group)] for group in groups]

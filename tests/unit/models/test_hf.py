@@ -1,5 +1,6 @@
 """The transformers adapter on tiny random models, against the models without a cache."""
 
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -147,9 +148,51 @@ CACHED = {name: partial(build, name) for name in ("llama", "gpt2", "gemma3")} | 
 
 
 @pytest.mark.parametrize("name", CACHED)
+def test_prompts_read_together_or_apart_have_the_same_cache(name):
+    model = CACHED[name]()
+    lm = wrap(model)
+    short, other, long, single = random_prompts([9, 12, 60, 1])
+    prompts = [long, short, other, short, single, short, long]
+    with read_shapes(model) as shapes:
+        lm.start(*left_pad(prompts))
+    assert shapes == [(3, 11), (1, 59)]  # each text once; the long one does not widen the others
+    check_next_logits(lm, model, prompts)
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_a_common_beginning_is_read_once(name):
+    model = CACHED[name]()
+    lm = wrap(model)
+    stem, *rests = random_prompts([40, *range(2, 10)])
+    prompts = [stem + rest for rest in rests] + [stem[:]]
+    with read_shapes(model) as shapes:
+        lm.start(*left_pad(prompts))
+    assert shapes == [(1, 39), (9, 9)]  # the last token of a prompt is read with the first block
+    check_next_logits(lm, model, prompts)
+
+
+@contextmanager
+def read_shapes(model):
+    shapes = []
+    hook = model.base_model.register_forward_pre_hook(
+        lambda _, __, options: shapes.append(tuple(options["input_ids"].shape)), with_kwargs=True
+    )
+    yield shapes
+    hook.remove()
+
+
+def check_next_logits(lm, model, prompts):
+    out = lm.step(torch.full((len(prompts), 2), 5))
+    for row, prompt in enumerate(prompts):
+        logits, _ = uncached(model, [*prompt[:-1], 5, 5], 2)
+        assert torch.allclose(out.logits[row], logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CACHED)
 @pytest.mark.parametrize("pattern", DROPS)
 @pytest.mark.parametrize(
-    ("lengths", "leaves"), [([1, 9, 17, 5], False), ([1, 9, 17, 5], True), ([6, 6, 6], False)]
+    ("lengths", "leaves"),
+    [([1, 9, 17, 5], False), ([1, 9, 17, 5], True), ([6, 6, 6], False), ([1, 60, 9, 3], True)],
 )
 def test_cached_steps_equal_the_model_without_a_cache(name, pattern, lengths, leaves):
     model = CACHED[name]()
@@ -452,7 +495,7 @@ def test_memory_that_the_config_does_not_tell_of_is_found():
     """Only the cache's own layers used to be looked at."""
     torch.manual_seed(0)
     model = frozen(RememberingLlama(LlamaConfig(**GROUPED)))
-    with pytest.raises(UnsupportedModelError, match="cannot forget rejected tokens"):
+    with pytest.raises(UnsupportedModelError, match="keeps more than its cache"):
         wrap(model)
 
 
