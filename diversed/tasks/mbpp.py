@@ -112,7 +112,8 @@ class MbppTask(CodeTask):
     )
     template = PromptTemplate(
         instruction=(
-            "Write a Python function that solves the task. Answer with one block of Python code."
+            "Write a Python function that solves the task. Answer with one block of Python code "
+            "and nothing else: no explanation, no comments."
         ),
         text_label="Task",
         answer_label="Answer",
