@@ -26,7 +26,8 @@ CELLS = [(table, data, pair) for table in TABLES for data in DATA for pair in PA
 TRAINING = re.compile(r"table\d_(\w+)_(llama|qwen|gemma)$|draft_length\d_")
 OWN = [name for name in NAMES if name.startswith(("evidence", "ablation", "control"))]
 TRAINED = [name for name in NAMES if TRAINING.match(name) and "finetuned" not in name]
-EVALUATED = [name for name in NAMES if name not in (*TRAINED, *OWN)]
+CODER = [name for name in NAMES if name.startswith("coder")]
+EVALUATED = [name for name in NAMES if name not in (*TRAINED, *OWN, *CODER)]
 ABLATED = [name for name in OWN if name.startswith("ablation")]
 CONTROLS = [name for name in OWN if name.startswith("control")]
 ASKED = {
@@ -50,7 +51,8 @@ QUICK_TRAINING = {
 
 
 def program(name: str) -> str:
-    return "train" if name in (*TRAINED, *ABLATED, *CONTROLS) else "eval"
+    is_head = name in CODER and "head" in name
+    return "train" if is_head or name in (*TRAINED, *ABLATED, *CONTROLS) else "eval"
 
 
 def asked(name: str) -> list[str]:
@@ -151,6 +153,13 @@ def test_a_control_reads_what_its_name_says(name: str) -> None:
     assert cfg.head.reads == name.removeprefix("control_")
     turned = set(differing_keys(resolved(cfg), resolved(plain)))
     assert {"head.reads"} <= turned <= {"head.reads", "optimizer.lr"}
+
+
+@pytest.mark.parametrize("name", CODER)
+def test_what_is_compared_on_the_coder_pair_has_one_test_set_and_one_decoding(name: str) -> None:
+    cfg, plain = experiment(name), experiment("coder_mbpp")
+    for group in ("model", "data", "decoding", "evaluation", "seed"):
+        assert cfg[group] == plain[group]
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

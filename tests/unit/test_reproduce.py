@@ -73,7 +73,7 @@ def test_every_command_composes_and_leaves_nothing_out(words: list[str]) -> None
 def test_every_experiment_is_shown_and_every_one_that_is_shown_exists() -> None:
     mentioned = set().union(*map(named, SCRIPTS))
     assert mentioned <= EXPERIMENTS
-    others = ("lossy_", "evidence", "ablation_", "control_")  # of sweeps/
+    others = ("lossy_", "evidence", "ablation_", "control_", "coder_")  # of sweeps/
     assert EXPERIMENTS - mentioned == {name for name in EXPERIMENTS if name.startswith(others)}
     in_text = set(re.findall(r"\b(?:table\d|transfer|figure\d|draft_length\d)_\w+\w", TEXT))
     families = {"table1_cnndm_", "table1_gsm8k_"}  # written with a star
