@@ -5,14 +5,18 @@
 Every finished run below the first folder gets a folder of the same place below the second one:
 manifest, records as Parquet without texts, the head if it has one, training curves. Prompts and
 completions are left out (`prompt`, `text`, `answer`, `reference` are null), numbers are single
-precision, traces and checkpoints stay where they are. Runs that did not finish are named.
+precision, absolute paths of this machine are cut to their last part, traces and checkpoints stay
+where they are. Runs that did not finish are named.
 """
 
 import argparse
+import re
 import shutil
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,13 +27,18 @@ from diversed.records.schema import ROW_COLUMNS
 from diversed.records.store import (
     MANIFEST_FILE,
     PARQUET_FILE,
+    read_manifest,
     read_records,
     replace_file,
     replace_folder,
+    write_manifest,
 )
 
 TEXTS = ("prompt", "text", "answer", "reference")
 KEPT_FOLDERS = ("head", "metrics")
+
+_FOLDERS_OF_A_PATH = re.compile(r"(?<![\w.:/~*-])/(?:[^/=,\s\[\]]+/)*(?=[\w.])")
+"""What stands before the last part of an absolute path, in any text; addresses are left alone."""
 
 
 def main() -> None:
@@ -67,7 +76,7 @@ def publish(source: Path, target: Path) -> int:
 
 def _write(folder: Path, new: Path) -> None:
     """Write the small records of one run into an empty folder."""
-    shutil.copy(folder / MANIFEST_FILE, new / MANIFEST_FILE)
+    write_manifest(new, without_paths(read_manifest(folder)))
     table = small_records(folder)
     replace_file(
         new / PARQUET_FILE, lambda path: table.to_parquet(path, index=False, compression="zstd")
@@ -75,6 +84,19 @@ def _write(folder: Path, new: Path) -> None:
     for name in KEPT_FOLDERS:
         if (folder / name).is_dir():
             shutil.copytree(folder / name, new / name)
+
+
+def without_paths(content: Any) -> Any:
+    """Return what a manifest holds with absolute paths cut to their last part.
+
+    >>> without_paths({"command": ["eval.py", "data.path=/home/me/mbpp.jsonl"], "n": 3})
+    {'command': ['eval.py', 'data.path=mbpp.jsonl'], 'n': 3}
+    """
+    if isinstance(content, Mapping):
+        return {name: without_paths(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [without_paths(value) for value in content]
+    return _FOLDERS_OF_A_PATH.sub("", content) if isinstance(content, str) else content
 
 
 def small_records(folder: Path) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from diversed.figures.checks import MissingRecords
 from diversed.notebooks import open_records
 from diversed.notebooks.evidence import Evidence
 from diversed.notebooks.showing import OUT_VARIABLE
-from diversed.publish import TEXTS, main, publish
+from diversed.publish import TEXTS, main, publish, without_paths
 from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS
 from diversed.records.store import read_records, write_manifest, write_records
 
@@ -64,6 +64,28 @@ def studies(tmp_path_factory) -> Path:
         write_run(root / "dial" / f"dial{dial}", "diversed", 0.9 - 0.05 * dial, 0.8, **columns)
     write_run(root / "rules" / "digits", "token_rule", 0.95, 0.7, setting="classes=digit")
     return root
+
+
+@pytest.mark.parametrize(
+    ("text", "published"),
+    [
+        ("/home/me/models/target", "target"),
+        ("data.path=/home/me/mbpp.jsonl", "data.path=mbpp.jsonl"),
+        ("hydra.run.dir=/runs", "hydra.run.dir=runs"),
+        ("verifier.checkpoint=[/a/b,/c/d]", "verifier.checkpoint=[b,d]"),
+        ("Qwen/Qwen2.5-Coder-0.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct"),
+        ("https://example.org/a/b", "https://example.org/a/b"),
+        ("outputs/evidence/static", "outputs/evidence/static"),
+        ("accepted / drafted", "accepted / drafted"),
+    ],
+)
+def test_published_manifests_hold_no_absolute_path(text, published):
+    assert without_paths({"command": [text], "pair": {"draft": text}, "n": 1.5, "none": None}) == {
+        "command": [published],
+        "pair": {"draft": published},
+        "n": 1.5,
+        "none": None,
+    }
 
 
 class TestPublished:
