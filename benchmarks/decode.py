@@ -6,8 +6,10 @@
 Systems: ours (lossless, N drafted tokens), ours plain, transformers' assisted generation with the
 same N (constant schedule, no confidence threshold), transformers' plain `generate`, and flashspec
 where it is installed. All sample the target's own law. Prints Markdown: tokens per second relative
-to a peer with 95 % bootstrap intervals over prompts, where our time goes, batch against batch 1,
-and the best N of ours and of transformers.
+to a peer with 95 % bootstrap intervals over prompts, where our time goes, how far that is from the
+floor (the weights that calls must read, at the speed at which this machine copies memory), batch
+against batch 1, and the best N of ours and of transformers. With `--head` DIVERSED is a system,
+too; `--no-peers` times ours alone.
 """
 
 import argparse
@@ -19,20 +21,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from diversed import AutoregressiveVerifier, DecodeSettings, LosslessVerifier, SpeculativeDecoder
 from diversed.core import loop, noise
 from diversed.core.kernel import Verifier
-from diversed.evaluation.timing import speed_ratio
+from diversed.evaluation.timing import speed_ratio, timed
 from diversed.generation import head_verifier
 from diversed.models.checkpoint import load_head, new_head
+from diversed.models.hf import HFLanguageModel
 from diversed.models.loading import ModelPair, ModelSource, load_pair
 from diversed.tasks.arithmetic import ArithmeticTask
 
@@ -50,6 +53,8 @@ class Options:
     max_new_tokens: int
     draft_length: int
     batch_size: int
+    lengths: Sequence[int] = ()
+    has_peers: bool = True
 
 
 def ours(pair: ModelPair, options: Options, verifier: Any) -> System:
@@ -138,35 +143,69 @@ def interleaved(systems: dict[str, System], prompts: Sequence[str]) -> pd.DataFr
     return pd.DataFrame(rows, columns=["run_name", "prompt", "num_tokens", "seconds"])
 
 
+@dataclass
+class Calls:
+    """What the forward calls of one model took, prefill included.
+
+    Attributes:
+        seconds: In its layers and its output head.
+        num_bytes: Weights that the calls had to read: all but the input embedding, once a call.
+    """
+
+    seconds: float = 0.0
+    num_bytes: int = 0
+
+
 @contextmanager
-def forward_timers(pair: ModelPair) -> Iterator[dict[str, list[float]]]:
+def call_timers(pair: ModelPair) -> Iterator[dict[str, Calls]]:
     """Time every call of both models' own modules.
 
     Yields:
-        "target" and "draft" -> seconds of each forward call, prefill included.
+        "target" and "draft" -> what their calls took.
     """
-    seconds: dict[str, list[float]] = {"target": [], "draft": []}
+    calls = {"target": Calls(), "draft": Calls()}
     handles = []
     for role, lm in (("target", pair.target), ("draft", pair.draft)):
-        modules = [lm.model.base_model, lm.model.get_output_embeddings()]
+        embedding = lm.model.get_input_embeddings()
+        layers, output_head = lm.model.base_model, lm.model.get_output_embeddings()
+        sizes = {
+            layers: num_bytes(layers) - num_bytes(embedding),
+            output_head: num_bytes(output_head),
+        }
         starts: list[float] = []
 
         def before(*_: Any, starts: list[float] = starts) -> None:
             starts.append(time.perf_counter())
 
-        def after(*_: Any, starts: list[float] = starts, role: str = role) -> None:
-            seconds[role].append(time.perf_counter() - starts.pop())
+        def after(
+            module: Any, *_: Any, starts: Any = starts, own: Calls = calls[role], sizes: Any = sizes
+        ) -> None:
+            own.seconds += time.perf_counter() - starts.pop()
+            own.num_bytes += sizes[module]
 
-        for module in modules:
+        for module in sizes:
             handles += [
                 module.register_forward_pre_hook(before),
                 module.register_forward_hook(after),
             ]
     try:
-        yield seconds
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
+
+
+def num_bytes(module: torch.nn.Module) -> int:
+    """Return the size of a module's weights."""
+    return sum(weight.numel() * weight.element_size() for weight in module.parameters())
+
+
+def memory_bandwidth(device: torch.device, size: int = 2**28, num_repeats: int = 5) -> float:
+    """Return the bytes per second, read and written, of the fastest of some copies of 1 GiB."""
+    source = torch.ones(size, dtype=torch.float32, device=device)
+    copy = torch.empty_like(source)
+    times = [timed(partial(copy.copy_, source), device)[1] for _ in range(num_repeats)]
+    return 2 * source.numel() * source.element_size() / min(times)
 
 
 class TimedVerifier:
@@ -192,20 +231,23 @@ class TimedVerifier:
         return timed
 
 
+SAMPLING = [(loop, "logits_to_probs"), (loop, "stochastic_accepts")]
+SAMPLING += [(noise, name) for name in ("stream_keys", "uniform", "exponential", "race")]
+CACHE = [(HFLanguageModel, "retain")]
+
+
 @contextmanager
-def sampling_timer() -> Iterator[dict[str, float]]:
-    """Time softmax, random numbers and draws.
+def function_timer(places: Sequence[tuple[Any, str]]) -> Iterator[dict[str, float]]:
+    """Time functions of modules, or methods of classes.
 
     Yields:
         Function name -> seconds.
     """
     seconds: dict[str, float] = defaultdict(float)
-    places = [(loop, "logits_to_probs"), (loop, "stochastic_accepts")]
-    places += [(noise, name) for name in ("stream_keys", "uniform", "exponential", "race")]
     kept = {place: getattr(*place) for place in places}
 
-    def timed(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(*arguments: Any) -> Tensor:
+    def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
             started = time.perf_counter()
             result = function(*arguments)
             seconds[name] += time.perf_counter() - started
@@ -213,19 +255,19 @@ def sampling_timer() -> Iterator[dict[str, float]]:
 
         return run
 
-    for (module, name), function in kept.items():
-        setattr(module, name, timed(name, function))
+    for (owner, name), function in kept.items():
+        setattr(owner, name, clocked(name, function))
     try:
         yield seconds
     finally:
-        for (module, name), function in kept.items():
-            setattr(module, name, function)
+        for (owner, name), function in kept.items():
+            setattr(owner, name, function)
 
 
 def where_time_goes(
-    pair: ModelPair, options: Options, verifier: Any, prompts: Sequence[str]
+    pair: ModelPair, options: Options, verifier: Any, prompts: Sequence[str], bandwidth: float
 ) -> dict[str, float]:
-    """Return shares of our decoding time: forward calls, head and verifier, sampling, the rest."""
+    """Return our tokens per second, shares of our decoding time by part, and that of the floor."""
     timed_verifier: Any = verifier
     if not isinstance(verifier, AutoregressiveVerifier):
         timed_verifier = TimedVerifier(verifier)
@@ -233,22 +275,26 @@ def where_time_goes(
     system(prompts[:size], 0)
     if isinstance(timed_verifier, TimedVerifier):
         timed_verifier.seconds = 0.0
-    with forward_timers(pair) as forward, sampling_timer() as sampling:
+    with (
+        call_timers(pair) as calls,
+        function_timer(SAMPLING) as sampling,
+        function_timer(CACHE) as cache,
+    ):
         started = time.perf_counter()
         tokens = sum(
             system(prompts[start : start + size], start) for start in range(0, len(prompts), size)
         )
         total = time.perf_counter() - started
-    own = getattr(timed_verifier, "seconds", 0.0)
-    models = sum(map(sum, forward.values()))
-    return {
-        "tokens/s": tokens / total,
-        "forward calls": models / total,
-        "of which draft": sum(forward["draft"]) / total,
-        "head and verifier": own / total,
-        "sampling": sum(sampling.values()) / total,
-        "the rest": 1 - (models + own + sum(sampling.values())) / total,
+    parts = {
+        "target": calls["target"].seconds,
+        "draft": calls["draft"].seconds,
+        "head and verifier": getattr(timed_verifier, "seconds", 0.0),
+        "sampling": sum(sampling.values()),
+        "cache": sum(cache.values()),
     }
+    parts["the rest"] = total - sum(parts.values())
+    parts["floor"] = sum(one.num_bytes for one in calls.values()) / bandwidth
+    return {"tokens/s": tokens / total} | {name: part / total for name, part in parts.items()}
 
 
 def tokens_per_second(system: System, prompts: Sequence[str], batch_size: int) -> float:
@@ -267,13 +313,16 @@ def report(pair: ModelPair, options: Options, prompts: Sequence[str], head: str 
         "transformers assisted": transformers_system(pair, options, is_assisted=True),
         "transformers plain": transformers_system(pair, options, is_assisted=False),
     }
-    if importlib.util.find_spec("flashspec") is not None:
+    if not options.has_peers:
+        peers = {}
+    elif importlib.util.find_spec("flashspec") is not None:
         peers["flashspec"] = flashspec_system(pair, options)
     else:
         show("flashspec: skipped, not installed (`pip install 'diversed[bench]'`)\n")
     systems = {
         "ours": ours(pair, options, LosslessVerifier()),
         "ours plain": ours(pair, options, AutoregressiveVerifier()),
+        **({"ours DIVERSED": ours(pair, options, learnt)} if head else {}),
         **peers,
     }
     speeds = interleaved(systems, prompts)
@@ -285,35 +334,34 @@ def report(pair: ModelPair, options: Options, prompts: Sequence[str], head: str 
         ratio = "" if name == "ours" else interval(speed_ratio(speeds, "ours", name))
         show(f"| {name} | {speed:.1f} | {ratio} |")
 
-    show("\n**Where our time goes** (shares of decode time)\n")
+    bandwidth = memory_bandwidth(pair.device)
+    show(f"\n**Where our time goes** (shares of decode time; memory {bandwidth / 1e9:.1f} GB/s)\n")
     verifiers = [LosslessVerifier(), learnt, AutoregressiveVerifier()]
     for size in dict.fromkeys((1, options.batch_size)):
         one = replace(options, batch_size=size)
-        rows = {v.name: where_time_goes(pair, one, v, prompts) for v in verifiers}
+        rows = {v.name: where_time_goes(pair, one, v, prompts, bandwidth) for v in verifiers}
         table = pd.DataFrame(rows).T.round(3).to_markdown()
         show(f"batch {size}\n\n{table}\n")
 
     if options.batch_size > 1:
-        speed = {
-            size: tokens_per_second(systems["ours"], prompts, size)
-            for size in (1, options.batch_size)
-        }
-        gain = speed[options.batch_size] / speed[1]
-        show(
-            f"**Batch {options.batch_size} against batch 1**, ours: {gain:.2f} times the tokens/s\n"
-        )
+        sizes = (1, options.batch_size)
+        show(f"**Batch {options.batch_size} against batch 1** (tokens/s)\n")
+        show(f"| system | batch 1 | batch {sizes[1]} | ratio |\n| --- | --- | --- | --- |")
+        for name in (name for name in systems if name.startswith("ours")):
+            one, many = (tokens_per_second(systems[name], prompts, size) for size in sizes)
+            show(f"| {name} | {one:.1f} | {many:.1f} | {many / one:.2f} |")
 
-    show("**By draft length** (tokens/s at batch 1)\n\n| N | ours | transformers assisted |")
-    show("| --- | --- | --- |")
-    for length in (1, 2, 3, 4, 5, 7):
+    if options.lengths:
+        show("\n**By draft length** (tokens/s at batch 1)\n\n| N | ours | transformers assisted |")
+        show("| --- | --- | --- |")
+    for length in options.lengths:
         one = replace(options, draft_length=length)
-        pairwise = {
-            "ours": ours(pair, one, LosslessVerifier()),
-            "assisted": transformers_system(pair, one, is_assisted=True),
-        }
-        table = interleaved(pairwise, prompts).groupby("run_name").sum()
+        by_length = {"ours": ours(pair, one, LosslessVerifier())}
+        if options.has_peers:
+            by_length["assisted"] = transformers_system(pair, one, is_assisted=True)
+        table = interleaved(by_length, prompts).groupby("run_name").sum()
         speed = table["num_tokens"] / table["seconds"]
-        show(f"| {length} | {speed['ours']:.1f} | {speed['assisted']:.1f} |")
+        show(f"| {length} | {' | '.join(f'{speed[name]:.1f}' for name in by_length)} |")
 
 
 def interval(ratio: Any) -> str:
@@ -338,6 +386,8 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=112)
     parser.add_argument("--draft-length", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--lengths", type=int, nargs="*", default=(1, 2, 3, 4, 5, 7), help="N")
     arguments = parser.parse_args()
     disable_progress_bar()
     set_verbosity_error()
@@ -357,6 +407,8 @@ def main() -> None:
         arguments.max_new_tokens,
         arguments.draft_length,
         arguments.batch_size,
+        arguments.lengths,
+        arguments.peers,
     )
     with torch.no_grad():
         report(pair, options, prompts[: options.num_prompts], arguments.head)
