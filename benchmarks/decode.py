@@ -8,8 +8,8 @@ same N (constant schedule, no confidence threshold), transformers' plain `genera
 where it is installed. All sample the target's own law. Prints Markdown: tokens per second relative
 to a peer with 95 % bootstrap intervals over prompts, where our time goes, how far that is from the
 floor (the weights that calls must read, at the speed at which this machine copies memory), batch
-against batch 1, and the best N of ours and of transformers. With `--head` DIVERSED is a system,
-too; `--no-peers` times ours alone.
+against batch 1, and the best N of ours and of transformers. With `--head` DIVERSED, whose
+law is its own, is a system, too; `--no-peers` times ours alone.
 """
 
 import argparse
@@ -309,16 +309,14 @@ def tokens_per_second(system: System, prompts: Sequence[str], batch_size: int) -
 def report(pair: ModelPair, options: Options, prompts: Sequence[str], head: str | None) -> None:
     """Print everything."""
     learnt = head_verifier(load_head(head, pair) if head else new_head(pair).eval())
-    peers = {
-        "transformers assisted": transformers_system(pair, options, is_assisted=True),
-        "transformers plain": transformers_system(pair, options, is_assisted=False),
-    }
-    if not options.has_peers:
-        peers = {}
-    elif importlib.util.find_spec("flashspec") is not None:
-        peers["flashspec"] = flashspec_system(pair, options)
-    else:
-        show("flashspec: skipped, not installed (`pip install 'diversed[bench]'`)\n")
+    peers: dict[str, System] = {}
+    if options.has_peers:
+        peers["transformers assisted"] = transformers_system(pair, options, is_assisted=True)
+        peers["transformers plain"] = transformers_system(pair, options, is_assisted=False)
+        if importlib.util.find_spec("flashspec") is not None:
+            peers["flashspec"] = flashspec_system(pair, options)
+        else:
+            show("flashspec: skipped, not installed (`pip install 'diversed[bench]'`)\n")
     systems = {
         "ours": ours(pair, options, LosslessVerifier()),
         "ours plain": ours(pair, options, AutoregressiveVerifier()),
@@ -348,20 +346,21 @@ def report(pair: ModelPair, options: Options, prompts: Sequence[str], head: str 
         show(f"**Batch {options.batch_size} against batch 1** (tokens/s)\n")
         show(f"| system | batch 1 | batch {sizes[1]} | ratio |\n| --- | --- | --- | --- |")
         for name in (name for name in systems if name.startswith("ours")):
-            one, many = (tokens_per_second(systems[name], prompts, size) for size in sizes)
-            show(f"| {name} | {one:.1f} | {many:.1f} | {many / one:.2f} |")
+            single, batched = (tokens_per_second(systems[name], prompts, size) for size in sizes)
+            show(f"| {name} | {single:.1f} | {batched:.1f} | {batched / single:.2f} |")
 
     if options.lengths:
-        show("\n**By draft length** (tokens/s at batch 1)\n\n| N | ours | transformers assisted |")
-        show("| --- | --- | --- |")
+        columns = ["ours", "transformers assisted"] if options.has_peers else ["ours"]
+        show("\n**By draft length** (tokens/s at batch 1)\n")
+        show(f"| N | {' | '.join(columns)} |\n{'| --- ' * (len(columns) + 1)}|")
     for length in options.lengths:
         one = replace(options, draft_length=length)
         by_length = {"ours": ours(pair, one, LosslessVerifier())}
         if options.has_peers:
-            by_length["assisted"] = transformers_system(pair, one, is_assisted=True)
+            by_length[columns[1]] = transformers_system(pair, one, is_assisted=True)
         table = interleaved(by_length, prompts).groupby("run_name").sum()
         speed = table["num_tokens"] / table["seconds"]
-        show(f"| {length} | {' | '.join(f'{speed[name]:.1f}' for name in by_length)} |")
+        show(f"| {length} | {' | '.join(f'{speed[name]:.1f}' for name in columns)} |")
 
 
 def interval(ratio: Any) -> str:
@@ -379,6 +378,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", help="folder of the target; default: the embedded pair")
     parser.add_argument("--draft", help="folder of the draft")
+    parser.add_argument("--names", nargs=2, help="of target and draft, as the head knows them")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompts", type=Path, help="text file, prompts separated by `---` lines")
     parser.add_argument("--head", help="a trained head; default: an untrained one")
@@ -395,8 +395,11 @@ def main() -> None:
     warnings.simplefilter("ignore", FutureWarning)  # of flashspec's use of transformers
     if (arguments.target is None) != (arguments.draft is None):
         parser.error("--target and --draft go together")
-    names = (arguments.target or "builtin:target", arguments.draft or "builtin:draft")
-    pair = load_pair(*(ModelSource(name, path=name) for name in names), dtype=arguments.dtype)
+    paths = (arguments.target or "builtin:target", arguments.draft or "builtin:draft")
+    embedded = ("diversed/tiny-target", "diversed/tiny-draft")
+    names = arguments.names or (paths if arguments.target else embedded)
+    sources = [ModelSource(name, path=path) for name, path in zip(names, paths, strict=True)]
+    pair = load_pair(*sources, dtype=arguments.dtype)
     if arguments.prompts is not None:
         prompts = arguments.prompts.read_text().split("\n---\n")
     else:

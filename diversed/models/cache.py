@@ -68,6 +68,21 @@ def repeated_cache(cache: Cache, times: int) -> Cache:
     return repeated
 
 
+def align_cache(cache: Cache, rows: Tensor, ends: Tensor, width: int) -> None:
+    """Choose rows of a cache and move what each has to the right edge.
+
+    Args:
+        cache: Is changed in place.
+        rows: Rows to keep, int64 [B'], in the order given.
+        ends: For each of them, the slot behind its last entry, [B'].
+        width: Slots of the result; where a row has fewer, junk stands on its left.
+    """
+    slots = ends.unsqueeze(1) - width + torch.arange(width, device=ends.device)
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layer.choose(rows, slots.clamp(min=0))
+
+
 def joined_cache(parts: Sequence[Cache], order: Sequence[int]) -> Cache:
     """Return the rows of caches of one width as one cache.
 
@@ -77,10 +92,10 @@ def joined_cache(parts: Sequence[Cache], order: Sequence[int]) -> Cache:
     """
     if len(parts) == 1 and list(order) == sorted(order):
         return parts[0]
+    rows = [row for row, _ in sorted(enumerate(order), key=lambda pair: pair[1])]
     joined = new_cache()
     for index, layer in enumerate(parts[0].layers):
         if layer.is_initialized:
-            rows = torch.tensor(order, device=layer.keys.device).argsort()
             keys = torch.cat([part.layers[index].keys for part in parts])[rows]
             values = torch.cat([part.layers[index].values for part in parts])[rows]
             joined.update(keys, values, index)

@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from diversed.core.types import StepOutput
-from diversed.models.cache import joined_cache, new_cache, repeated_cache
+from diversed.models.cache import align_cache, joined_cache, new_cache, repeated_cache
 
 _FORGETFUL_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 """Cache layers of keys and values alone: what rolls back by choosing slots."""
@@ -200,7 +200,8 @@ class HFLanguageModel:
         for part, group in zip(parts, groups, strict=True):
             place = {text: number for number, text in enumerate(group)}
             rows = [row for row, text in enumerate(texts) if text in place]
-            self._align(part, [place[texts[row]] for row in rows], self._lengths[rows], longest)
+            chosen = torch.tensor([place[texts[row]] for row in rows], device=prompt_ids.device)
+            align_cache(part, chosen, self._lengths[rows], longest)
             order += rows
         self._cache = joined_cache(parts, order)
 
@@ -213,16 +214,6 @@ class HFLanguageModel:
             input_ids=torch.tensor(ids, device=self.model.device), cache=cache, use_cache=True
         )
         return cache
-
-    @staticmethod
-    def _align(cache: Cache, rows: list[int], lengths: Tensor, width: int) -> None:
-        """Choose rows of a cache and move the entries of each to the right edge of `width`."""
-        device = lengths.device
-        first = lengths.unsqueeze(1) - width
-        slots = (first + torch.arange(width, device=device)).clamp(min=0)
-        for layer in cache.layers:
-            if layer.is_initialized:
-                layer.choose(torch.tensor(rows, device=device), slots)
 
     def step(self, input_ids: Tensor) -> StepOutput:
         """Read n more tokens of every row; see `LanguageModel.step`."""
@@ -260,11 +251,7 @@ class HFLanguageModel:
             self._reset(rows.numel(), rows.device)
             return
         self._has_padding = int(self._lengths.min()) < new_width
-        ends = old_width - num_drop.unsqueeze(1)
-        slots = (ends - new_width + torch.arange(new_width, device=rows.device)).clamp(min=0)
-        for layer in self._cache.layers:
-            if layer.is_initialized:
-                layer.choose(rows, slots)
+        align_cache(self._cache, rows, old_width - num_drop, new_width)
 
     def _check_room(self, num_read: int) -> None:
         """Raise ValueError unless one more token fits the context of a row that has read most."""
