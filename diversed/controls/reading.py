@@ -162,7 +162,7 @@ def read_as(reads: str, pair: ModelPair, make_bank: Callable[[], HiddenBank]) ->
     Raises:
         ValueError: `reads` is unknown.
     """
-    if reads == "hidden":
+    if reads in ("hidden", "features"):
         return pair
     if reads == "shuffled":
         bank = make_bank()

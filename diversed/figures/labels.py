@@ -75,6 +75,7 @@ METHOD_NAMES: Mapping[str, str] = MappingProxyType(
         "fuzzy": "fuzzy",
         "margin": "margin",
         "token_rule": "rule by hand",
+        "features_head": "head on five scalars",
         "constant_head": "head on nothing",
         "prompt_head": "head on the prompt",
         "position_head": "head on the position",

@@ -60,9 +60,13 @@ def head_verifier(
 
 
 def head_reads(verifier: Verifier | AutoregressiveVerifier) -> str:
-    """Return what a verifier's head reads, one of `models.head.HEAD_READS`."""
+    """Return which hidden states a verifier needs, one of `models.head.HEAD_READS`.
+
+    A head on the scalar features is content with any: "hidden".
+    """
     head = verifier.head if isinstance(verifier, DiversedVerifier) else None
-    return head.reads if isinstance(head, EnsembleHead) else "hidden"
+    reads = head.reads if isinstance(head, EnsembleHead) else "hidden"
+    return "hidden" if reads == "features" else reads
 
 
 def check_reads(verifier: Verifier | AutoregressiveVerifier, reads: str) -> None:

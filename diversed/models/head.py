@@ -12,8 +12,8 @@ from diversed.core.checks import check_shape
 from diversed.core.probs import NUM_FEATURES
 
 HEAD_KINDS = ("linear", "mlp")
-HEAD_READS = ("hidden", "constant", "prompt", "position", "shuffled")
-"""What a head reads: the hidden states, or as a control what `diversed.controls` hands it."""
+HEAD_READS = ("hidden", "features", "constant", "prompt", "position", "shuffled")
+"""What a head reads: hidden states, scalars alone, or what `diversed.controls` hands it."""
 
 _CARD = """---
 {{ card_data }}
@@ -109,10 +109,12 @@ class EnsembleHead(
             target_size: Width of the target's hidden states.
             kind: "linear" (one layer) or "mlp" (one hidden layer).
             width: Hidden layer of the mlp; unused by the linear head.
-            uses_features: Also read the scalars of `probs.distribution_features`.
+            uses_features: Also read the scalars of `probs.distribution_features`; a head that reads
+                "features" always does.
             initial_weight: w before training, in (0, 1).
-            reads: One of `HEAD_READS`. The head computes the same whatever it is; who decodes with
-                it must hand it what it names.
+            reads: One of `HEAD_READS`. With "features" the head ignores the hidden states; else it
+                computes the same whatever it is, and who decodes with it must hand it what it
+                names.
             pair: Names, revisions and sizes of the two models, stored in `config.json`.
 
         Raises:
@@ -131,9 +133,10 @@ class EnsembleHead(
             raise ValueError(f"head.width={width}: must be at least 1")
         self.draft_size = draft_size
         self.target_size = target_size
-        self.uses_features = uses_features
+        self.uses_features = uses_features or reads == "features"
         self.pair = dict(pair or {})
-        input_size = draft_size + target_size + (NUM_FEATURES if uses_features else 0)
+        input_size = 0 if reads == "features" else draft_size + target_size
+        input_size += NUM_FEATURES if self.uses_features else 0
         self.register_buffer("input_mean", torch.zeros(input_size))
         self.register_buffer("input_scale", torch.ones(input_size))
         self.register_buffer("is_standardised", torch.tensor(False))
@@ -203,7 +206,7 @@ class EnsembleHead(
         leading = (None,) * (draft_hidden.dim() - 1)
         check_shape("draft_hidden", draft_hidden, (*leading, self.draft_size))
         check_shape("target_hidden", target_hidden, (*leading, self.target_size))
-        parts = [draft_hidden.float(), target_hidden.float()]
+        parts = [] if self.reads == "features" else [draft_hidden.float(), target_hidden.float()]
         if self.uses_features:
             if features is None:
                 raise ValueError("this head reads features of the distributions, but got none")

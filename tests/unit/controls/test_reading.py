@@ -14,7 +14,7 @@ from diversed.models.checkpoint import load_head, new_head, save_head
 from diversed.models.head import HEAD_READS
 from diversed.tasks.arithmetic import ArithmeticTask
 
-CONTROLS = tuple(name for name in HEAD_READS if name != "hidden")
+CONTROLS = tuple(name for name in HEAD_READS if name not in ("hidden", "features"))
 PROMPTS = [
     "Ada has 3 pens. How many pens are there?\n",
     "Ben keeps 5 toys. Ben buys 4 more toys. How many toys are there?\n",
@@ -207,6 +207,17 @@ def test_a_control_goes_by_its_own_name_and_needs_its_own_pair(pair, reads, tmp_
     assert load_head(str(tmp_path), pair).reads == reads
 
 
+def test_a_head_on_features_needs_no_pair_of_its_own(pair, tmp_path):
+    head = new_head(pair, reads="features")
+    verifier = head_verifier(head)
+    assert (verifier.name, verifier.uses_features) == ("features_head", True)
+    assert read_as("features", pair, lambda: None) is pair
+    save_head(head, tmp_path)
+    loaded = load_head(str(tmp_path), pair)
+    assert (loaded.reads, loaded.uses_features) == ("features", True)
+    assert SpeculativeDecoder(pair, head_verifier(loaded)).generate(PROMPTS[:1]).texts
+
+
 def test_transformers_door_refuses_a_control(pair):
     verifier = head_verifier(new_head(pair, reads="position"))
     inputs = pair.tokenizer(PROMPTS[:1], return_tensors="pt")
@@ -219,7 +230,7 @@ def test_transformers_door_refuses_a_control(pair):
 
 
 def test_an_unknown_reading_is_refused_by_name(pair):
-    with pytest.raises(ValueError, match=r"head\.reads='all': must be one of hidden, constant"):
+    with pytest.raises(ValueError, match=r"head\.reads='all': must be one of hidden, features"):
         new_head(pair, reads="all")
-    with pytest.raises(ValueError, match=r"head\.reads='all': must be one of hidden, constant"):
+    with pytest.raises(ValueError, match=r"head\.reads='all': must be one of hidden, features"):
         read_as("all", pair, lambda: None)

@@ -67,6 +67,23 @@ def test_output_depends_on_every_input(generator, kind, uses_features):
     assert (tensors[2].grad is not None) == uses_features
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("uses_features", [False, True])
+def test_a_head_on_features_reads_nothing_else(generator, kind, uses_features):
+    head = make_head(kind=kind, uses_features=uses_features, reads="features")
+    draft_hidden, target_hidden, features = inputs(generator, 40)
+    head.standardise(draft_hidden, target_hidden, features)
+    torch.testing.assert_close(head.input_mean, features.mean(0))
+    randomised(head, generator)
+    logits = head(draft_hidden, target_hidden, features)
+    assert torch.equal(logits, head(-draft_hidden, target_hidden + 1, features))
+    assert (logits != head(draft_hidden, target_hidden, -features)).all()
+    number = sum(parameter.numel() for parameter in make_head(reads="features").parameters())
+    assert number == NUM_FEATURES + 1
+    with pytest.raises(ValueError, match="reads features"):
+        head(draft_hidden, target_hidden)
+
+
 def test_inputs_are_standardised_once_only(generator):
     head = make_head(uses_features=True)
     first = inputs(generator, 400)
