@@ -1,6 +1,7 @@
 """What every job builds first: pair, task, decoder, examples."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,6 +29,10 @@ from diversed.records.store import RecordsError, check_records_format
 from diversed.tasks.base import Example, Task, check_split
 
 logger = logging.getLogger(__name__)
+
+SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
+"""Variable of transformers: "1" lets attention share keys and values instead of copying them for
+every query head, whatever the mask. On a CPU that saves a quarter of the time at batch 100."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ def set_up(cfg: DictConfig, seat: Seat | None = None) -> Setup:
     """Build pair, task, decoder and the examples of the evaluation, and choose the devices."""
     task, settings, make_verifier = check_settings(cfg)
     fabric = job_fabric(cfg, seat)
+    if fabric.device.type == "cpu":
+        os.environ.setdefault(SHARED_KEYS, "1")
     if not sys.stderr.isatty():
         disable_progress_bar()  # of transformers, while weights load
     pair = load_pair(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from diversed import app
 from diversed.app.lifecycle import working_folder
+from diversed.app.setup import SHARED_KEYS
 from diversed.config import InputError, Interrupted
 from diversed.generation import PromptError
 from diversed.models.head import EnsembleHead
@@ -146,6 +148,18 @@ def test_an_empty_prompt_is_refused(prompts: list[str]) -> None:
     decoder = app.build_decoder(composed("eval", *SMALL_EVALUATION))
     with pytest.raises(PromptError, match="prompt"):
         decoder.generate(prompts)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
+def test_on_a_cpu_query_heads_share_keys_unless_the_user_says_no(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+) -> None:
+    monkeypatch.setenv(SHARED_KEYS, "to be put back")
+    monkeypatch.delenv(SHARED_KEYS)
+    if before is not None:
+        monkeypatch.setenv(SHARED_KEYS, before)
+    app.build_decoder(composed("eval", *SMALL_EVALUATION))
+    assert os.environ[SHARED_KEYS] == after
 
 
 def test_a_head_of_another_pair_names_both_pairs(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ from transformers import (
     xLSTMForCausalLM,
 )
 
+from diversed.app.setup import SHARED_KEYS
 from diversed.core.counts import token_acceptance_rate
 from diversed.core.loop import DecodeSettings, autoregressive_decode, speculative_decode
 from diversed.core.probs import Sampling
@@ -168,6 +169,17 @@ def test_a_common_beginning_is_read_once(name):
     with read_shapes(model) as shapes:
         lm.start(*left_pad(prompts))
     assert shapes == [(1, 39), (9, 9)]  # the last token of a prompt is read with the first block
+    check_next_logits(lm, model, prompts)
+
+
+@pytest.mark.parametrize("is_shared", ["0", "1"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_do_not_depend_on_whether_query_heads_share_keys(name, is_shared, monkeypatch):
+    monkeypatch.setenv(SHARED_KEYS, is_shared)
+    model = build(name)
+    lm = wrap(model)
+    prompts = random_prompts([9, 4, 12])
+    lm.start(*left_pad(prompts))
     check_next_logits(lm, model, prompts)
 
 
