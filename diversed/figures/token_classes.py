@@ -2,6 +2,8 @@
 
 import keyword
 
+import pandas as pd
+
 DIGIT, OPERATOR, WORD = "digit", "operator", "word"
 PUNCTUATION, KEYWORD, OTHER = "punctuation", "code keyword", "space, end"
 TOKEN_CLASSES = (DIGIT, OPERATOR, WORD, PUNCTUATION, KEYWORD, OTHER)
@@ -42,3 +44,19 @@ def _class_of_word(bare: str, *, is_code: bool) -> str:
     if is_code:
         return KEYWORD if keyword.iskeyword(bare) else WORD
     return OPERATOR if bare in _SPELLED_SIGNS else WORD
+
+
+def classes_before(trace: pd.DataFrame, *, is_code: bool) -> pd.Series:
+    """Return a class for each emitted entry of a trace: the kind of the token in front of it.
+
+    The token itself must not be looked at: then a class would not be known before it is drawn.
+    The first token of a completion is "after the prompt".
+    """
+    key = ["prompt_id", "sample"]
+    emitted = trace[trace["status"].isin(["accepted", "recovered", "bonus"])].sort_values(
+        [*key, "position"]
+    )
+    kinds = {text: token_class(text, is_code=is_code) for text in emitted["token"].unique()}
+    before = emitted["token"].map(kinds).groupby([emitted[name] for name in key]).shift()
+    names = ("after " + before).fillna("after the prompt")
+    return names.reindex(trace.index)
