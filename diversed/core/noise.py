@@ -24,6 +24,7 @@ _GAMMA = _signed(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = _signed(0x94D049BB133111EB)
 _BELOW_ONE = 1 - 2.0**-24
+_CACHED_NUMBERS = 1 << 17  # drawn at a time on a CPU: what fits its cache
 _MEAN_ARRIVAL = 1 / 32  # no arrival above 1: no denormal weight loses its race by rounding to 0
 
 
@@ -36,10 +37,15 @@ class Purpose(IntEnum):
 
 
 def _finalise(bits: Tensor) -> Tensor:
-    """Return the SplitMix64 output function of each 64-bit state (int64, wrapping)."""
-    bits = (bits ^ ((bits >> 30) & ((1 << 34) - 1))) * _MULTIPLIER_1
-    bits = (bits ^ ((bits >> 27) & ((1 << 37) - 1))) * _MULTIPLIER_2
-    return bits ^ ((bits >> 31) & ((1 << 33) - 1))
+    """Return the SplitMix64 output function of 64-bit states (int64, wrapping), in their place."""
+    bits.bitwise_xor_(_shifted(bits, 30)).mul_(_MULTIPLIER_1)
+    bits.bitwise_xor_(_shifted(bits, 27)).mul_(_MULTIPLIER_2)
+    return bits.bitwise_xor_(_shifted(bits, 31))
+
+
+def _shifted(bits: Tensor, number: int) -> Tensor:
+    """Return int64 bits moved to the right, zeros moved in."""
+    return (bits >> number).bitwise_and_((1 << (64 - number)) - 1)
 
 
 def stream_keys(
@@ -62,8 +68,8 @@ def stream_keys(
 
 def _unit_floats(bits: Tensor) -> Tensor:
     """Return floats in (0, 1) with full relative precision near 0."""
-    fraction = ((bits >> 11) & ((1 << 53) - 1)).to(torch.float32)
-    return ((fraction + 0.5) * 2.0**-53).clamp_(max=_BELOW_ONE)
+    fraction = _shifted(bits, 11).to(torch.float32)
+    return fraction.add_(0.5).mul_(2.0**-53).clamp_(max=_BELOW_ONE)
 
 
 def uniform(keys: Tensor) -> Tensor:
@@ -87,7 +93,14 @@ def exponential(keys: Tensor, vocab_size: int) -> Tensor:
         fp32, shape [..., V], positive and below 1.
     """
     steps = _token_steps(vocab_size, keys.device)
-    return _unit_floats(_finalise(keys.unsqueeze(-1) + steps)).neg_().log1p_().mul_(-_MEAN_ARRIVAL)
+    arrivals = torch.empty(*keys.shape, vocab_size, device=keys.device)
+    is_cached = keys.device.type == "cpu"
+    num_keys = max(1, _CACHED_NUMBERS // vocab_size if is_cached else keys.numel())
+    parts = keys.reshape(-1, 1).split(num_keys), arrivals.view(-1, vocab_size).split(num_keys)
+    for own_keys, own_arrivals in zip(*parts, strict=True):
+        numbers = _unit_floats(_finalise(own_keys + steps))
+        torch.mul(numbers.neg_().log1p_(), -_MEAN_ARRIVAL, out=own_arrivals)
+    return arrivals
 
 
 def race(weights: Tensor, arrivals: Tensor) -> Tensor:
