@@ -18,10 +18,12 @@ class FittedPrompt:
     Attributes:
         prompt: Text or conversation.
         is_cut: Whether the end of the task's long column is missing.
+        num_tokens: Its length as the models see it; 0 where it was not encoded.
     """
 
     prompt: Prompt
     is_cut: bool
+    num_tokens: int = 0
 
 
 def fit_prompt(decoder: SpeculativeDecoder, task: Task, example: Example) -> FittedPrompt:
@@ -53,8 +55,8 @@ def fit_prompt(decoder: SpeculativeDecoder, task: Task, example: Example) -> Fit
         # The whole text is known not to fit, so its last end is no candidate.
         num_words = _largest(len(ends) - 1, lambda number: _fits(decoder, cut(number)))
         prompt = cut(max(num_words, 1))
-    decoder.encode_prompt(prompt)  # says by how much it is still too long
-    return FittedPrompt(prompt, is_cut)
+    ids = decoder.encode_prompt(prompt)  # says by how much it is still too long
+    return FittedPrompt(prompt, is_cut, len(ids))
 
 
 def prompt_text(decoder: SpeculativeDecoder, prompt: Prompt) -> str:

@@ -5,6 +5,7 @@ A prompt that cannot be decoded, or a completion that cannot be scored, becomes 
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +29,8 @@ Progress = Callable[[int], None]
 
 RowKey = tuple[Any, int]
 """Prompt id and sample."""
+
+_SHORT_PROMPT = 512  # tokens
 
 _NO_TRACE = pd.DataFrame(columns=list(TRACE_COLUMNS))
 
@@ -79,7 +82,7 @@ def evaluate_task(
         task: Builds prompts and scores completions.
         examples: Rows of one split.
         samples_per_prompt: Completions of each prompt.
-        batch_size: Rows decoded together.
+        batch_size: Rows decoded together, at most: prompts of much different lengths are not.
         part: Which of the parts to do, from 0; every row is in one of them, rows that cannot be
             decoded in the first.
         num_parts: Parts that the rows are dealt out to.
@@ -221,8 +224,22 @@ def corpus_metrics(
 
 
 def _batches(requests: list[_Request], batch_size: int) -> Iterator[list[_Request]]:
-    for start in range(0, len(requests), batch_size):
-        yield requests[start : start + batch_size]
+    """Yield requests in batches, those with much longer prompts in batches of their own.
+
+    A batch takes the memory of its longest prompt in every row.
+    """
+    by_bracket: dict[int, list[_Request]] = {}
+    for request in requests:
+        by_bracket.setdefault(_bracket(request.fitted.num_tokens), []).append(request)
+    for bracket in sorted(by_bracket):
+        alike = by_bracket[bracket]
+        for start in range(0, len(alike), batch_size):
+            yield alike[start : start + batch_size]
+
+
+def _bracket(num_tokens: int) -> int:
+    """Return 0 for a short prompt, 1 for up to four times as many tokens, and so on."""
+    return max(0, math.ceil(math.log(max(num_tokens, 1) / _SHORT_PROMPT, 4)))
 
 
 def _rows(

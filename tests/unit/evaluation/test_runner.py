@@ -9,6 +9,7 @@ from scipy.stats import norm
 from diversed.core import kernel
 from diversed.core.loop import DecodeSettings
 from diversed.core.verifiers import AutoregressiveVerifier, StaticVerifier
+from diversed.evaluation import runner
 from diversed.evaluation.runner import corpus_metrics, evaluate_task
 from diversed.generation import PromptError, SpeculativeDecoder
 from diversed.records.schema import ROW_COLUMNS, TRACE_COLUMNS
@@ -268,6 +269,23 @@ def test_plain_decoding_has_no_acceptance(pair, task, examples):
         assert row["num_drafted"] == row["num_accepted"] == row["num_draft_calls"] == 0
         assert row["num_bonus"] == row["num_tokens"] == row["num_blocks"] > 0
         assert row["expected_acceptance"] is row["bias"] is row["mean_target_weight"] is None
+
+
+def test_much_longer_prompts_have_batches_of_their_own(pair, task, examples, monkeypatch):
+    lengths = [len(decoder(pair).encode_prompt(task.prompt(example))) for example in examples[:8]]
+    middle = sorted(lengths)[3]
+    assert lengths != sorted(lengths)
+    assert middle < max(lengths) <= 4 * middle
+    monkeypatch.setattr(runner, "_SHORT_PROMPT", middle)
+    batches = []
+    options = {"batch_size": 3, "keep": batches.append}
+    evaluate_task(decoder(pair, max_new_tokens=2), task, examples[:8], **options)
+    ids = [[row["prompt_id"] for row in batch.rows] for batch in batches]
+    pairs = list(zip(examples[:8], lengths, strict=True))
+    short = [example["id"] for example, length in pairs if length <= middle]
+    long = [example["id"] for example, length in pairs if length > middle]
+    wanted = [group[n : n + 3] for group in (short, long) for n in range(0, len(group), 3)]
+    assert ids == wanted
 
 
 def test_progress_adds_up_to_the_rows(pair, task, examples):
