@@ -5,8 +5,8 @@
 Every finished run below the first folder gets a folder of the same place below the second one:
 manifest, records as Parquet without texts, the head if it has one, training curves. Prompts and
 completions are left out (`prompt`, `text`, `answer`, `reference` are null), numbers are single
-precision, absolute paths of this machine are cut to their last part, traces and checkpoints stay
-where they are. Runs that did not finish are named.
+precision, absolute paths of this machine are cut to their last part, checkpoints stay where they
+are, and so do traces unless `--traces` is given. Runs that did not finish are named.
 """
 
 import argparse
@@ -27,8 +27,10 @@ from diversed.records.schema import ROW_COLUMNS
 from diversed.records.store import (
     MANIFEST_FILE,
     PARQUET_FILE,
+    TRACE_FILE,
     read_manifest,
     read_records,
+    read_trace,
     replace_file,
     replace_folder,
     write_manifest,
@@ -48,17 +50,23 @@ def main() -> None:
     )
     parser.add_argument("source", type=Path, help="searched for runs, at any depth")
     parser.add_argument("target", type=Path, help="folder of the small records")
+    parser.add_argument("--traces", action="store_true", help="copy the traces, too")
     arguments = parser.parse_args()
     try:
-        num_published = publish(arguments.source, arguments.target)
+        num_published = publish(arguments.source, arguments.target, copies_traces=arguments.traces)
     except (InputError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_BAD_INPUT)
     print(f"{num_published} runs in {arguments.target}")  # noqa: T201 - what the command says
 
 
-def publish(source: Path, target: Path) -> int:
+def publish(source: Path, target: Path, *, copies_traces: bool = False) -> int:
     """Copy the finished runs below a folder, and return how many they are.
+
+    Args:
+        source: Searched for runs, at any depth.
+        target: Gets a folder for each.
+        copies_traces: Whether the traces of those that have one come along.
 
     Raises:
         InputError: There is no run, or one did not finish.
@@ -70,17 +78,23 @@ def publish(source: Path, target: Path) -> int:
         raise InputError(f"{what}: finish the runs first")
     for folder in folders:
         place = target / folder.relative_to(source)
-        replace_folder(place, partial(_write, folder))
+        replace_folder(place, partial(_write, folder, copies_traces))
     return len(folders)
 
 
-def _write(folder: Path, new: Path) -> None:
+def _write(folder: Path, copies_trace: bool, new: Path) -> None:
     """Write the small records of one run into an empty folder."""
     write_manifest(new, without_paths(read_manifest(folder)))
     table = small_records(folder)
     replace_file(
         new / PARQUET_FILE, lambda path: table.to_parquet(path, index=False, compression="zstd")
     )
+    if copies_trace and (folder / TRACE_FILE).is_file():
+        trace = _in_single_precision(read_trace(folder))
+        replace_file(
+            new / TRACE_FILE,
+            lambda path: trace.to_parquet(path, index=False, compression="zstd"),
+        )
     for name in KEPT_FOLDERS:
         if (folder / name).is_dir():
             shutil.copytree(folder / name, new / name)
@@ -102,7 +116,10 @@ def without_paths(content: Any) -> Any:
 def small_records(folder: Path) -> pd.DataFrame:
     """Return a run's rows without texts, with numbers in single precision."""
     table = read_records(folder)[list(ROW_COLUMNS)]
-    table = table.assign(**dict.fromkeys(TEXTS))
+    return _in_single_precision(table.assign(**dict.fromkeys(TEXTS)))
+
+
+def _in_single_precision(table: pd.DataFrame) -> pd.DataFrame:
     reals = table.select_dtypes("float").columns
     return table.astype(dict.fromkeys(reals, np.float32))
 

@@ -13,6 +13,14 @@ import pandas as pd
 from diversed.evaluation.summary import interval_columns
 from diversed.theory.bootstrap import Interval, bootstrap_mean, bootstrap_ratio
 
+GRADIENT_COLUMNS = (
+    *("context", "token_frac", "tv_frac"),
+    *(f"quality_gradient{end}" for end in ("", "_low", "_high")),
+    *(f"acceptance_gradient{end}" for end in ("", "_low", "_high")),
+    *(f"price{end}" for end in ("", "_low", "_high")),
+)
+"""Columns of `context_gradients`."""
+
 _KEY = ["prompt_id", "sample"]
 _EMITTED = ("accepted", "recovered", "bonus")
 _NEEDS = ("target_prob", "draft_prob", "tv_distance", "target_weight")

@@ -21,6 +21,7 @@ from diversed.evaluation.summary import (
     summarise,
 )
 from diversed.figures.style import PANEL_COLUMNS
+from diversed.notebooks.prices import price_table
 from diversed.notebooks.runs import (
     EXTRA_RUN_COLUMNS,
     TRAINING_COLUMNS,
@@ -111,6 +112,11 @@ class RecordSet:
                 parts.append(trace.assign(**run.columns))
         columns = [_RENAMED.get(name, name) for name in TRACE_COLUMNS]
         return _concat(parts, [*columns, *RUN_COLUMNS, *EXTRA_RUN_COLUMNS])
+
+    @cached_property
+    def prices(self) -> pd.DataFrame:
+        """What acceptance costs by class of context; see `notebooks.prices.price_table`."""
+        return price_table(self.traces, self.records)
 
     @cached_property
     def training(self) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from diversed.figures import (
     acceptance,
     front,
     positions,
+    prices,
     study_tables,
     tables,
     training,
@@ -52,7 +53,7 @@ OF_THE_EVIDENCE = ["front", "groups", "rivals", "controls", "dial"]
 FROM_THE_DEMO = [
     *("front", "front_distances", "main_table", "accepted_per_block", "paper_comparison"),
     *("survival", "position_acceptance", "time_front", "acceptance_time", "results_table"),
-    *("weight_distribution", "weight_by_class", "weight_tv", "training_curves"),
+    *("weight_distribution", "weight_by_class", "weight_tv", "prices", "training_curves"),
 ]
 BEYOND_IT = ["temperature_table", "draft_length_table", "transfer_table", "draft_table"]
 BLOCK = (("accepted", 0.9, " 4"), ("rejected", 0.4, " so"), ("recovered", np.nan, "+"))
@@ -77,6 +78,7 @@ def write_run(
         "data": "arithmetic",
         "split": "test",
         "seed": 0,
+        "bonus": "verifier",
         "setting": "",
         "temperature": 1.0,
         "top_k": 0,
@@ -132,7 +134,9 @@ def trace_rows(method: str):
                     "status": "bonus" if is_plain else status,
                     "accept_prob": np.nan if is_plain else accept,
                     "tv_distance": 0.3,
-                    "target_weight": 0.8 if method == "diversed" else np.nan,
+                    "target_prob": 0.4,
+                    "draft_prob": 0.3,
+                    "target_weight": {"diversed": 0.8, "static": 0.5}.get(method, np.nan),
                 }
 
 
@@ -229,7 +233,7 @@ def test_every_figure_and_table_is_shown_once() -> None:
     of_evidence = {f"evidence_{name}" for name in OF_THE_EVIDENCE}
     assert set(names) == {*FROM_THE_DEMO, *BEYOND_IT, *of_evidence}
     assert set(names.values()) == {1}
-    modules = (acceptance, front, positions, study_tables, tables, training, weights)
+    modules = (acceptance, front, positions, prices, study_tables, tables, training, weights)
     made = {
         name
         for module in modules
@@ -267,7 +271,7 @@ def test_all_that_the_demo_has_records_for_is_drawn(shown, demo: Path, tmp_path:
     outcomes = [each for path in notebooks for each in shown(path, demo)]
     drawn = [each.name for each in outcomes if each.kind != "skipped"]
     assert sorted(drawn) == sorted(FROM_THE_DEMO)
-    assert sum(each.kind == "figure" for each in outcomes) == 10
+    assert sum(each.kind == "figure" for each in outcomes) == 11
     skipped = {each.name: each.reason for each in outcomes if each.kind == "skipped"}
     assert sorted(skipped) == sorted(BEYOND_IT)
     assert all("python eval.py" in reason for reason in skipped.values())

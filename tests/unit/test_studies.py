@@ -14,8 +14,14 @@ from diversed.notebooks import open_records
 from diversed.notebooks.evidence import Evidence
 from diversed.notebooks.showing import OUT_VARIABLE
 from diversed.publish import TEXTS, main, publish, without_paths
-from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS
-from diversed.records.store import read_records, write_manifest, write_records
+from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS, TRACE_COLUMNS
+from diversed.records.store import (
+    read_records,
+    read_trace,
+    write_manifest,
+    write_records,
+    write_trace,
+)
 
 NUM_PROMPTS = 60
 COUNTS = {
@@ -116,6 +122,19 @@ class TestPublished:
             *("a/manifest.json", "a/records.parquet", "a/head/config.json"),
             "a/metrics/metrics.csv",
         }
+
+    def test_a_trace_comes_along_where_it_is_asked_for(self, tmp_path):
+        whole = pd.DataFrame(
+            [dict.fromkeys(TRACE_COLUMNS, 1) | {"token": " x", "tv_distance": 0.1}]
+        )
+        with_one = write_run(tmp_path / "from" / "a", "static", 0.9, 0.9)
+        write_run(tmp_path / "from" / "b", "static", 0.9, 0.9)
+        write_trace(with_one, whole)
+        assert publish(tmp_path / "from", tmp_path / "to", copies_traces=True) == 2
+        small = read_trace(tmp_path / "to" / "a")
+        pd.testing.assert_frame_equal(small, whole, check_dtype=False, rtol=1e-6)
+        assert small["tv_distance"].dtype == np.float32
+        assert not (tmp_path / "to" / "b" / "trace.parquet").exists()
 
     def test_what_is_not_finished_is_named_and_nothing_is_written(self, tmp_path, capsys):
         write_run(tmp_path / "from" / "a", "static", 0.9, 0.9)
