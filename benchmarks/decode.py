@@ -368,6 +368,18 @@ def interval(ratio: Any) -> str:
     return f"{ratio.estimate:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
+def load(
+    target: str | None, draft: str | None, dtype: str, names: Sequence[str] | None = None
+) -> ModelPair:
+    """Return the pair in two folders, or the embedded one; `names` as a head knows them."""
+    if (target is None) != (draft is None):
+        raise ValueError("--target and --draft go together")
+    paths = (target or "builtin:target", draft or "builtin:draft")
+    names = names or (paths if target else ("diversed/tiny-target", "diversed/tiny-draft"))
+    sources = [ModelSource(name, path=path) for name, path in zip(names, paths, strict=True)]
+    return load_pair(*sources, dtype=dtype)
+
+
 def show(text: str) -> None:
     """Write a line to the terminal."""
     print(text, flush=True)  # noqa: T201 - a benchmark reports on the terminal
@@ -393,13 +405,10 @@ def main() -> None:
     set_verbosity_error()
     logging.getLogger("flashspec").setLevel(logging.ERROR)
     warnings.simplefilter("ignore", FutureWarning)  # of flashspec's use of transformers
-    if (arguments.target is None) != (arguments.draft is None):
-        parser.error("--target and --draft go together")
-    paths = (arguments.target or "builtin:target", arguments.draft or "builtin:draft")
-    embedded = ("diversed/tiny-target", "diversed/tiny-draft")
-    names = arguments.names or (paths if arguments.target else embedded)
-    sources = [ModelSource(name, path=path) for name, path in zip(names, paths, strict=True)]
-    pair = load_pair(*sources, dtype=arguments.dtype)
+    try:
+        pair = load(arguments.target, arguments.draft, arguments.dtype, arguments.names)
+    except ValueError as error:
+        parser.error(str(error))
     if arguments.prompts is not None:
         prompts = arguments.prompts.read_text().split("\n---\n")
     else:
