@@ -53,6 +53,7 @@ STYLES: Mapping[str, Style] = {
     "fuzzy": Style("P", SKY, 7.0, hatch="+++"),
     "margin": Style("X", GREY, 7.0, hatch="|||"),
     "token_rule": Style("d", INDIGO, 7.0, hatch="\\\\"),
+    "features_head": Style("x", VERMILION, 9.0, hatch="O."),
     "constant_head": Style("<", WINE, 7.0, hatch="//"),
     "prompt_head": Style("h", FOREST, 8.0, face="none", hatch="o"),
     "position_head": Style(">", OLIVE, 7.0, face="none", hatch="x"),

@@ -14,12 +14,14 @@ from diversed.figures.style import (
     row_labels,
     save_figure,
 )
+from diversed.models.head import HEAD_READS
 
 NOTHING = {"target_weight": None, "acceptance_weight": None, "dial": None, "setting": ""}
 
 
 def test_every_method_has_a_look_of_its_own_in_grey_too():
     assert STYLES.keys() == METHOD_NAMES.keys()
+    assert {f"{reads}_head" for reads in HEAD_READS if reads != "hidden"} <= STYLES.keys()
     drawn = [style for name, style in STYLES.items() if name != "autoregressive"]
     assert len({style.marker for style in drawn}) == len(drawn)
     assert len({style.hatch for style in drawn}) == len(drawn)
