@@ -23,7 +23,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#777777"
 # Tol's muted palette, for controls.
 INDIGO, WINE, OLIVE, TEAL, FOREST = "#332288", "#882255", "#999933", "#44AA99", "#117733"
-ROSE, SLATE = "#CC6677", "#555555"
+ROSE, SLATE, MAGENTA = "#CC6677", "#555555", "#AA4499"
 
 PANEL_COLUMNS = ("model", "data", "temperature", "draft_length")
 """Runs that differ in one of these stand in panels of their own: they are not to be compared."""
@@ -53,7 +53,7 @@ STYLES: Mapping[str, Style] = {
     "fuzzy": Style("P", SKY, 7.0, hatch="+++"),
     "margin": Style("X", GREY, 7.0, hatch="|||"),
     "token_rule": Style("d", INDIGO, 7.0, hatch="\\\\"),
-    "features_head": Style("x", VERMILION, 9.0, hatch="O."),
+    "features_head": Style("x", MAGENTA, 9.0, hatch="O."),
     "constant_head": Style("<", WINE, 7.0, hatch="//"),
     "prompt_head": Style("h", FOREST, 8.0, face="none", hatch="o"),
     "position_head": Style(">", OLIVE, 7.0, face="none", hatch="x"),
