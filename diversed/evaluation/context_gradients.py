@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from diversed.evaluation.summary import interval_columns
+from diversed.records.schema import EMITTED
 from diversed.theory.bootstrap import Interval, bootstrap_mean, bootstrap_ratio
 
 GRADIENT_COLUMNS = (
@@ -22,7 +23,6 @@ GRADIENT_COLUMNS = (
 """Columns of `context_gradients`."""
 
 _KEY = ["prompt_id", "sample"]
-_EMITTED = ("accepted", "recovered", "bonus")
 _NEEDS = ("target_prob", "draft_prob", "tv_distance", "target_weight")
 
 
@@ -64,7 +64,7 @@ def context_gradients(
 
     Source: the gradient of `objective.acceptance`, by class; REINFORCE, Williams 1992.
     """
-    tokens = trace.assign(context=contexts)[trace["status"].isin(list(_EMITTED))]
+    tokens = trace.assign(context=contexts)[trace["status"].isin(list(EMITTED))]
     rows = records.set_index(_KEY)[["quality", "expected_acceptance"]].astype(float)
     _check(tokens, rows)
     num = len(rows)

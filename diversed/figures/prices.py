@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diversed.figures.checks import require_columns, require_rows
-from diversed.figures.style import BLUE, GREY, MAX_COLUMNS, panel_figure
+from diversed.figures.style import BLUE, GREY, panel_figure
 
 _NEEDS = (
     "a trace of a static weight inside (0, 1): python eval.py verifier=static verifier.weight=0.5"
@@ -34,8 +34,8 @@ def plot_prices(prices: pd.DataFrame) -> Figure:
     require_columns(prices, _COLUMNS)
     require_rows(prices, _NEEDS)
     runs = [(str(name), rows) for name, rows in prices.groupby("run_name", sort=False)]
-    figure, grid = panel_figure(min(len(runs), MAX_COLUMNS), (6.4, 4.0))
-    for axes, (name, rows) in zip(grid, runs, strict=False):
+    figure, grid = panel_figure(len(runs), (6.4, 4.0))
+    for axes, (name, rows) in zip(grid, runs, strict=True):
         shown = rows[rows["tv_frac"] >= _LEAST_SHARE].iloc[::-1]
         places = np.arange(len(shown))
         whole = rows[rows["sorted_by"] == "all"].iloc[0]

@@ -4,6 +4,8 @@ import keyword
 
 import pandas as pd
 
+from diversed.records.schema import EMITTED
+
 DIGIT, OPERATOR, WORD = "digit", "operator", "word"
 PUNCTUATION, KEYWORD, OTHER = "punctuation", "code keyword", "space, end"
 TOKEN_CLASSES = (DIGIT, OPERATOR, WORD, PUNCTUATION, KEYWORD, OTHER)
@@ -53,9 +55,7 @@ def classes_before(trace: pd.DataFrame, *, is_code: bool) -> pd.Series:
     The first token of a completion is "after the prompt".
     """
     key = ["prompt_id", "sample"]
-    emitted = trace[trace["status"].isin(["accepted", "recovered", "bonus"])].sort_values(
-        [*key, "position"]
-    )
+    emitted = trace[trace["status"].isin(list(EMITTED))].sort_values([*key, "position"])
     kinds = {text: token_class(text, is_code=is_code) for text in emitted["token"].unique()}
     before = emitted["token"].map(kinds).groupby([emitted[name] for name in key]).shift()
     names = ("after " + before).fillna("after the prompt")

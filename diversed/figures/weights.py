@@ -28,11 +28,11 @@ from diversed.figures.style import (
     shade,
 )
 from diversed.figures.token_classes import TOKEN_CLASSES, token_class
+from diversed.records.schema import EMITTED
 
 CODE_DATA = ("humaneval", "mbpp")
 """Data whose texts are programs."""
 
-_EMITTED = ("accepted", "recovered", "bonus")
 _COLUMNS = ("status", "target_weight_at", "method", *SETTING_COLUMNS, *PANEL_COLUMNS)
 _NEEDS = (
     "the trace of a learnt verifier: python train.py, or python eval.py verifier=diversed "
@@ -171,7 +171,7 @@ def plot_weight_tv(traces: pd.DataFrame) -> Figure:
 def _emitted(traces: pd.DataFrame, more: tuple[str, ...]) -> pd.DataFrame:
     """Return the emitted tokens that have a w."""
     require_columns(traces, (*_COLUMNS, *more))
-    has_weight = traces["status"].isin(list(_EMITTED)) & traces["target_weight_at"].notna()
+    has_weight = traces["status"].isin(list(EMITTED)) & traces["target_weight_at"].notna()
     rows = traces[has_weight]
     require_rows(rows, _NEEDS)
     return rows

@@ -19,7 +19,8 @@ def price_table(traces: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns `run_name`, `sorted_by` ("all", "TV", "token before") and those of
-        `context_gradients`; no row where no such run has a trace.
+        `context_gradients`; no row for a run without a trace or with
+        fewer than two scored completions.
 
     Raises:
         ValueError: See `context_gradients`.

@@ -77,6 +77,9 @@ TRACE_COLUMNS: Mapping[str, str] = {
     "expected_acceptance": "sum min(q, pi) at the position",
 }
 
+EMITTED = ("accepted", "recovered", "bonus")
+"""Statuses of a trace's entries that stand in the completion."""
+
 MANIFEST_KEYS: Mapping[str, str] = {
     "schema_version": "version of the records' schema",
     "run": "what the run is: the columns of a run",

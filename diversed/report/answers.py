@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
+from diversed.records.schema import EMITTED
 from diversed.report.runs import Run
 
 MISSING = "–"
 OUTCOMES = ("right", "wrong", "partial", "error")
-_EMITTED = ("accepted", "recovered", "bonus")
 _NUM_SHADES = 10
 
 
@@ -166,7 +166,7 @@ def _answer(
     run: int, record: dict[str, Any], trace: pd.DataFrame | None, shown_prompt: str | None
 ) -> Answer:
     blocks = [] if trace is None else _blocks(trace)
-    emitted = [] if trace is None else trace.loc[trace["status"].isin(_EMITTED), "token"].tolist()
+    emitted = [] if trace is None else trace.loc[trace["status"].isin(EMITTED), "token"].tolist()
     if record["end_reason"] == "eos":
         emitted = emitted[:-1]  # the end token is no part of the text
     return Answer(

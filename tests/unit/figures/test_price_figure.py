@@ -55,13 +55,20 @@ def test_completions_without_a_score_are_left_out(runs):
 def test_every_class_of_weight_is_drawn_with_its_interval(runs):
     table = price_table(*runs)
     shown = table[table["tv_frac"] >= 0.03]
-    (axes,) = plot_prices(price_table(*runs)).axes
+    (axes,) = plot_prices(table).axes
     (points,) = [line for line in axes.lines if line.get_marker() == "o"]
     assert sorted(points.get_xdata()) == pytest.approx(sorted(shown["price"]))
     texts = {text.get_text().split("\n")[0] for text in axes.get_yticklabels()}
     assert texts == set(shown["context"])
     whole = table.loc[table["sorted_by"] == "all", "price"].item()
     assert any(np.allclose(line.get_xdata(), whole) for line in axes.lines)
+
+
+def test_every_run_has_a_panel(runs):
+    table = price_table(*runs)
+    many = pd.concat([table.assign(run_name=f"run{number}") for number in range(5)])
+    titles = [axes.get_title() for axes in plot_prices(many).axes if axes.get_title()]
+    assert titles == [f"run{number}" for number in range(5)]
 
 
 def test_without_such_a_run_the_figure_says_what_it_needs(runs):
