@@ -157,9 +157,23 @@ def test_a_control_reads_what_its_name_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", CODER)
 def test_what_is_compared_on_the_coder_pair_has_one_test_set_and_one_decoding(name: str) -> None:
-    cfg, plain = experiment(name), experiment("coder_mbpp")
+    cfg, plain = experiment(name), experiment("_".join(name.split("_")[:2]))
     for group in ("model", "data", "decoding", "evaluation", "seed"):
         assert cfg[group] == plain[group]
+
+
+def test_data_sets_of_the_coder_pair_differ_in_what_answers_ask_for_alone() -> None:
+    mbpp = experiment("coder_mbpp")
+    for name in ("coder_humaneval", "coder_gsm8k"):
+        cfg = experiment(name)
+        assert cfg.data != mbpp.data
+        assert cfg.model == mbpp.model
+        assert cfg.evaluation == {
+            **mbpp.evaluation,
+            "num_prompts": cfg.evaluation.num_prompts,
+            "batch_size": cfg.evaluation.batch_size,
+        }
+        assert cfg.decoding == {**mbpp.decoding, "max_new_tokens": cfg.decoding.max_new_tokens}
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
