@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from diversed.records.schema import RUN_COLUMNS
+from diversed.records.schema import HEADS, RUN_COLUMNS
 from diversed.theory.bootstrap import (
     FloatArray,
     Interval,
@@ -150,35 +150,37 @@ def distance_to_static_front(
 def distances_over_heads(
     records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
 ) -> pd.DataFrame:
-    """Return how far heads lie above the static front, as a mean over those of one lambda and dial.
+    """Return how far heads lie above the static front, as a mean over those of one kind.
 
     Args:
-        records: Records of heads and of static runs, all on the same prompts with the same
-            settings; other runs are passed over.
+        records: Records of heads (`records.schema.HEADS`) and of static runs, all on the same
+            prompts with the same settings; other runs are passed over.
         seed: Seed of the hierarchical bootstrap over heads and prompts.
         num_resamples: Resamples of the bootstrap.
 
     Returns:
-        One row per lambda and dial, by rising lambda: acceptance_weight, dial, num_heads; the four
-        distances of `theory.front.FrontDistance`, each with `_low` and `_high` (95 %, NaN where
-        there is no two-sided interval) and `_undefined_frac`; and `acceptance_above_hull_bound` and
-        `acceptance_above_curve_bound`, the one-sided bounds (NaN where there is none). Intervals of
-        a single head say nothing about other heads.
+        One row per method, lambda and dial, sorted by them: method, acceptance_weight, dial,
+        num_heads; the four distances of `theory.front.FrontDistance`, each with `_low` and `_high`
+        (95 %, NaN where there is no two-sided interval) and `_undefined_frac`; and
+        `acceptance_above_hull_bound` and `acceptance_above_curve_bound`, the one-sided bounds (NaN
+        where there is none). Intervals of a single head say nothing about other heads.
 
     Raises:
         ValueError: There is no head or no static run, or prompts or settings differ.
     """
-    heads = records[records["method"] == "diversed"]
+    heads = records[records["method"].isin(HEADS)]
     if heads.empty:
         raise ValueError("the table has no run of a head to measure")
     static = static_records(records)
     rows = []
-    keys = ["acceptance_weight", "dial"]
-    for (weight, dial), own in heads.astype(dict.fromkeys(keys, float)).groupby(keys, dropna=False):
+    numbers = ["acceptance_weight", "dial"]
+    kinds = heads.astype(dict.fromkeys(numbers, float)).groupby(["method", *numbers], dropna=False)
+    for (method, weight, dial), own in kinds:
         distance = front_distance_over_seeds(
             *paired(static, own), num_resamples=num_resamples, seed=seed
         )
-        row = {"acceptance_weight": weight, "dial": dial, "num_heads": own["run_name"].nunique()}
+        row = {"method": method, "acceptance_weight": weight, "dial": dial}
+        row["num_heads"] = own["run_name"].nunique()
         for name, value in vars(distance).items():
             if isinstance(value, Interval):
                 row |= interval_columns(name, value) | {

@@ -24,6 +24,7 @@ from diversed.figures.style import (
     panels,
     shade,
 )
+from diversed.records.schema import HEADS
 from diversed.theory.front import concave_hull, interpolated_curve
 
 _POINT_COLUMNS = (
@@ -239,13 +240,14 @@ def _of_panel(band: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 def _annotate(figure: Figure, axes: Axes, rows: pd.DataFrame, x: str) -> None:
     """Write their settings beside heads and static points."""
     shown = rows[rows[x].notna()]
-    heads = shown[shown["method"] == "diversed"]
-    name = f"{method_name('diversed')} " if len(heads) == 1 else ""  # several crowd; see legend
+    heads = shown[shown["method"].isin(HEADS)]
+    is_named = len(heads) == 1  # several crowd; see legend
     notes = []
-    for prefix, method, directions in (
-        (name, "diversed", TO_THE_UPPER_RIGHT),
-        ("", "static", TO_THE_LOWER_LEFT),
+    for method, directions in (
+        *((name, TO_THE_UPPER_RIGHT) for name in HEADS),
+        ("static", TO_THE_LOWER_LEFT),
     ):
+        prefix = f"{method_name(method)} " if is_named and method in HEADS else ""
         for row in shown[shown["method"] == method].to_dict("records"):
             text = setting_text(row).replace(" = ", "=")
             if text:

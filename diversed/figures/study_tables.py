@@ -15,6 +15,7 @@ from diversed.figures.tables import (
     identity,
     number_text,
 )
+from diversed.records.schema import HEADS
 
 _RUN = ("method", "run_name", "seed", *SETTING_COLUMNS, *PANEL_COLUMNS)
 _DISTANCES = {
@@ -30,7 +31,7 @@ _PAPER = (
 
 
 def distance_table(distances: pd.DataFrame) -> pd.DataFrame:
-    """Return how far heads lie above the static front, a row for each lambda and dial.
+    """Return how far heads lie above the static front, a row for each method, lambda and dial.
 
     Args:
         distances: Columns of `evaluation.summary.distances_over_heads`, and `PANEL_COLUMNS`.
@@ -40,7 +41,8 @@ def distance_table(distances: pd.DataFrame) -> pd.DataFrame:
         ValueError: Columns are missing.
     """
     one_sided = ("acceptance_above_hull_bound", "acceptance_above_curve_bound")
-    columns = ("acceptance_weight", "dial", "num_heads", *PANEL_COLUMNS, *_DISTANCES, *one_sided)
+    shown_as_is = ("method", "acceptance_weight", "dial", "num_heads", *PANEL_COLUMNS)
+    columns = (*shown_as_is, *_DISTANCES, *one_sided)
     parts = [f"{name}_{end}" for name in _DISTANCES for end in ("low", "high", "undefined_frac")]
     require_columns(distances, (*columns, *parts))
     require_rows(
@@ -52,6 +54,7 @@ def distance_table(distances: pd.DataFrame) -> pd.DataFrame:
     told = [column for column in PANEL_COLUMNS if distances[column].nunique() > 1]
     shown = {label(column): cells(distances, column) for column in told}
     shown |= {
+        label("method"): [method_name(row["method"]) for row in rows],
         label("acceptance_weight"): [_plain(row["acceptance_weight"]) for row in rows],
         label("dial"): [_plain(row["dial"]) for row in rows],
         label("num_heads"): [_plain(row["num_heads"]) for row in rows],
@@ -112,7 +115,7 @@ def transfer_table(table: pd.DataFrame) -> pd.DataFrame:
     """
     measures = ("expected_acceptance", "acceptance_rate", "quality")
     require_columns(table, (*_RUN, "train_data", *measures))
-    heads = table[(table["method"] == "diversed") & table["train_data"].notna()]
+    heads = table[table["method"].isin(HEADS) & table["train_data"].notna()]
     is_away = heads["train_data"] != heads["data"]
     require_rows(
         heads[is_away],

@@ -30,7 +30,7 @@ from diversed.notebooks.runs import (
 )
 from diversed.notebooks.times import TIME_COLUMNS, relative_times
 from diversed.records.folders import FINISHED
-from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS, TRACE_COLUMNS
+from diversed.records.schema import HEADS, ROW_COLUMNS, RUN_COLUMNS, TRACE_COLUMNS
 from diversed.records.store import TRACE_FILE, read_records, read_trace
 
 logger = logging.getLogger(__name__)
@@ -147,13 +147,13 @@ class RecordSet:
 
         Columns `PANEL_COLUMNS` beside; settings without a head or a static run have no row.
         """
-        parts = self._by_front(("diversed",), 1, distances_over_heads)
+        parts = self._by_front(HEADS, 1, distances_over_heads)
         lines = ("hull", "curve")
         names = [f"{what}_above_{line}" for line in lines for what in ("quality", "acceptance")]
         ends = ("", "_low", "_high", "_undefined_frac")
         columns = [f"{name}{end}" for name in names for end in ends]
         bounds = [f"acceptance_above_{line}_bound" for line in lines]
-        heads = ["acceptance_weight", "dial", "num_heads"]
+        heads = ["method", "acceptance_weight", "dial", "num_heads"]
         return _concat(parts, [*PANEL_COLUMNS, *heads, *columns, *bounds])
 
     @property

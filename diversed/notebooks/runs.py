@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from diversed.records.schema import HEADS
 from diversed.records.store import MANIFEST_FILE, named_runs, read_manifest
 
 EXTRA_RUN_COLUMNS: Mapping[str, str] = {
@@ -90,7 +91,7 @@ def _model(manifest: Mapping[str, Any], role: str) -> str | None:
 def _train_data(manifest: Mapping[str, Any], folders: Iterable[Path]) -> str | None:
     """Return the data that a run's head was trained on, where its run is at hand."""
     config = manifest.get("config", {})
-    if manifest["run"]["method"] != "diversed":
+    if manifest["run"]["method"] not in HEADS:
         return None
     if "objective" in config:  # it trained the head itself
         own: str | None = manifest["run"]["data"]

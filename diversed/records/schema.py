@@ -80,6 +80,9 @@ TRACE_COLUMNS: Mapping[str, str] = {
 EMITTED = ("accepted", "recovered", "bonus")
 """Statuses of a trace's entries that stand in the completion."""
 
+HEADS = ("diversed", "features_head")
+"""Methods that are learnt heads, controls not among them."""
+
 MANIFEST_KEYS: Mapping[str, str] = {
     "schema_version": "version of the records' schema",
     "run": "what the run is: the columns of a run",

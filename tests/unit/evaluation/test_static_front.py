@@ -68,6 +68,17 @@ def test_dials_of_one_head_are_rows_of_their_own():
     assert table["acceptance_weight"].isna().all()
 
 
+def test_heads_that_read_other_things_are_rows_of_their_own_and_controls_are_passed_over():
+    heads = [
+        head("hidden", 0.8, [1, 1, 1, 1], dial=0.0),
+        head("scalars", 0.7, [1, 1, 1, 1], dial=0.0).assign(method="features_head"),
+        head("control", 0.7, [0, 0, 0, 0], dial=0.0).assign(method="prompt_head"),
+    ]
+    table = distances_over_heads(pd.concat([*STATIC, *heads]), num_resamples=20)
+    assert table["method"].tolist() == ["diversed", "features_head"]
+    assert table["quality_above_hull"].tolist() == pytest.approx([0.5, 0.25])
+
+
 def test_where_a_head_is_beyond_the_front_the_bound_and_the_share_are_told():
     best = [run("lossless", "lossless", 0.6, [1, 0, 1, 1]), STATIC[2]]
     table = distances_over_heads(

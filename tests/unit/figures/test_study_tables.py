@@ -25,7 +25,7 @@ def distances(**changes):
         f"{what}_above_{line}" for line in ("hull", "curve") for what in ("quality", "acceptance")
     ]
     row = {"model": "tiny", "data": "arithmetic", "temperature": 1.0, "draft_length": 5}
-    row |= {"acceptance_weight": 1.5, "dial": 0.0, "num_heads": 3}
+    row |= {"method": "features_head", "acceptance_weight": 1.5, "dial": 0.0, "num_heads": 3}
     for place, name in enumerate(names):
         row |= {name: 0.1 * (place + 1), f"{name}_low": 0.05, f"{name}_high": 0.5}
         row |= {f"{name}_undefined_frac": 0.0}
@@ -35,6 +35,7 @@ def distances(**changes):
 
 def test_distances_show_both_ways_from_hull_and_curve():
     (row,) = distance_table(pd.DataFrame([distances()])).to_dict("records")
+    assert row["method"] == "head on five scalars"
     assert (row["λ"], row["dial"], row["heads"]) == ("1.5", "0", "3")
     cells = [text for name, text in row.items() if "above" in name]
     assert cells == [f"+0.{place}00 [+0.050, +0.500]" for place in (1, 2, 3, 4)]
