@@ -334,12 +334,11 @@ def report(pair: ModelPair, options: Options, prompts: Sequence[str], head: str 
 
     bandwidth = memory_bandwidth(pair.device)
     show(f"\n**Where our time goes** (shares of decode time; memory {bandwidth / 1e9:.1f} GB/s)\n")
-    verifiers = [LosslessVerifier(), learnt, AutoregressiveVerifier()]
+    verifiers: list[Any] = [LosslessVerifier(), learnt, AutoregressiveVerifier()]
     for size in dict.fromkeys((1, options.batch_size)):
         one = replace(options, batch_size=size)
-        rows = {v.name: where_time_goes(pair, one, v, prompts, bandwidth) for v in verifiers}
-        table = pd.DataFrame(rows).T.round(3).to_markdown()
-        show(f"batch {size}\n\n{table}\n")
+        shares = {v.name: where_time_goes(pair, one, v, prompts, bandwidth) for v in verifiers}
+        show(f"batch {size}\n\n{pd.DataFrame(shares).T.round(3).to_markdown()}\n")
 
     if options.batch_size > 1:
         sizes = (1, options.batch_size)
@@ -358,9 +357,9 @@ def report(pair: ModelPair, options: Options, prompts: Sequence[str], head: str 
         by_length = {"ours": ours(pair, one, LosslessVerifier())}
         if options.has_peers:
             by_length[columns[1]] = transformers_system(pair, one, is_assisted=True)
-        table = interleaved(by_length, prompts).groupby("run_name").sum()
-        speed = table["num_tokens"] / table["seconds"]
-        show(f"| {length} | {' | '.join(f'{speed[name]:.1f}' for name in columns)} |")
+        sums = interleaved(by_length, prompts).groupby("run_name").sum()
+        per_second = sums["num_tokens"] / sums["seconds"]
+        show(f"| {length} | {' | '.join(f'{per_second[name]:.1f}' for name in columns)} |")
 
 
 def interval(ratio: Any) -> str:
@@ -377,7 +376,8 @@ def load(
     paths = (target or "builtin:target", draft or "builtin:draft")
     names = names or (paths if target else ("diversed/tiny-target", "diversed/tiny-draft"))
     sources = [ModelSource(name, path=path) for name, path in zip(names, paths, strict=True)]
-    return load_pair(*sources, dtype=dtype)
+    target_source, draft_source = sources
+    return load_pair(target_source, draft_source, dtype=dtype)
 
 
 def show(text: str) -> None:

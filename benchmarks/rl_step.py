@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 from weakref import finalize
 
 import numpy as np
@@ -47,6 +47,7 @@ from diversed.app.setup import set_up
 from diversed.app.training import objective_settings
 from diversed.config import InputError, input_errors, register_schemas
 from diversed.core.checks import check_at_least_one
+from diversed.core.verifiers import DiversedVerifier
 from diversed.evaluation.timing import timed
 from diversed.generation import SpeculativeDecoder
 from diversed.models.head import EnsembleHead
@@ -316,8 +317,12 @@ def set_up_training(
         batches = PromptBatches(
             setup.task.examples("train"), num_prompts, 1, cfg.seed, start=lambda: 0
         )
-    setup.task.score_batch = lambda texts, examples: [Score(0.0) for _ in texts]  # no rewards
-    head = setup.decoder.verifier.head
+
+    def no_rewards(texts: Sequence[str], examples: Sequence[Example]) -> list[Score]:
+        return [Score(0.0) for _ in texts]
+
+    setup.task.score_batch = no_rewards  # type: ignore[method-assign]
+    head = cast(EnsembleHead, cast(DiversedVerifier, setup.decoder.verifier).head)
     return Training(setup.decoder, head, setup.task, objective, samples_per_prompt), batches
 
 

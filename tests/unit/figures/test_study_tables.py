@@ -15,7 +15,7 @@ from diversed.figures.study_tables import (
     temperature_table,
     transfer_table,
 )
-from diversed.figures.style import PANEL_COLUMNS
+from diversed.figures.style import PANEL_COLUMNS, STYLES
 
 NAN = float("nan")
 
@@ -94,6 +94,16 @@ def test_transfer_shows_heads_at_home_and_away_beside_lossless(table):
     ]
     assert display[label("quality")].tolist()[-1] == "0.500 [0.400, 0.600]"
     assert display[label("acceptance_rate")].tolist()[-1] == "0.750 [0.740, 0.770]"
+
+
+def test_heads_on_scalars_are_heads_and_controls_are_not(table):
+    moved = away(table)
+    is_head = moved["method"] == "diversed"
+    kinds = {name: moved.assign(method=moved["method"].mask(is_head, name)) for name in STYLES}
+    shown = transfer_table(kinds["features_head"])
+    assert shown["method"].tolist().count("head on five scalars") == 3
+    with pytest.raises(MissingRecords, match="needs a head"):
+        transfer_table(kinds["prompt_head"])
 
 
 def test_transfer_needs_a_head_away_from_home(table):
