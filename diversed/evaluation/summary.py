@@ -31,7 +31,11 @@ FRONT_SETTINGS = (
 )
 """What runs must have in common to make a front, or to be measured from it."""
 
-_MEANS = ("quality", "expected_acceptance")
+_MEANS = {
+    "quality": "quality",
+    "expected_acceptance": "expected_acceptance",
+    "mean_num_tokens": "num_tokens",
+}
 _RATIOS = {
     "acceptance_rate": ("num_accepted", "num_drafted"),
     "token_acceptance_rate": ("num_accepted", "num_judged"),
@@ -50,8 +54,9 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
 
     Returns:
         The run columns, then `<name>`, `<name>_low`, `<name>_high` (95 % interval over prompts) for
-        quality, expected_acceptance and the rates, and counts of prompts, tokens, errors, answers
-        cut at the cap and prompts cut to fit the context.
+        quality, expected_acceptance, mean_num_tokens and the rates, and counts of prompts, tokens,
+        errors, answers cut at the cap and prompts cut to fit the context. Speeds have no interval:
+        rows of a batch share its time.
 
     Raises:
         ValueError: Two runs have one name.
@@ -61,8 +66,8 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
     for _, run in records.groupby("run_name", sort=False):
         row: dict[str, Any] = {name: run[name].iloc[0] for name in RUN_COLUMNS}
         good = run[run["error"].isna()]
-        for name in _MEANS:
-            values = good.groupby("prompt_id", sort=False)[name].mean().dropna().to_numpy(float)
+        for name, column in _MEANS.items():
+            values = good.groupby("prompt_id", sort=False)[column].mean().dropna().to_numpy(float)
             interval = (
                 bootstrap_mean(values, num_resamples=num_resamples, seed=seed)
                 if values.size
@@ -80,7 +85,6 @@ def summarise(records: pd.DataFrame, *, seed: int = 0, num_resamples: int = 2000
         seconds = float(good["seconds"].sum())
         row |= {
             "tokens_per_second": float(good["num_tokens"].sum()) / seconds if seconds else np.nan,
-            "mean_num_tokens": good["num_tokens"].mean(),
             "mean_target_weight": good["mean_target_weight"].astype(float).mean(),
             "bias": good["bias"].astype(float).mean(),
             "num_truncated": int(good["is_truncated"].astype(bool).sum()),

@@ -4,6 +4,7 @@ The only place where the paper's letters meet our column names. The three accept
 different quantities; each label says which one it is.
 """
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -133,14 +134,16 @@ def setting_text(row: Mapping[Any, Any]) -> str:
     >>> nothing = dict.fromkeys(SETTING_COLUMNS)
     >>> setting_text(nothing | {"setting": "lenience=0.5 residual=target"})
     'ℓ = 0.5, residual = target'
+    >>> setting_text(nothing | {"setting": "classes=digit+code keyword threshold=0.5"})
+    'classes = digit+code keyword, threshold = 0.5'
     """
     values = {name: row[name] for name in ("target_weight", "acceptance_weight", "dial")}
     parts = [f"{label(name)} = {value:g}" for name, value in values.items() if pd.notna(value)]
     if values["dial"] == 0:
         parts.remove(f"{label('dial')} = 0")
     own = row["setting"]
-    if pd.isna(list(values.values())).all() and isinstance(own, str):
-        pairs = [word.partition("=") for word in own.split()]
+    if pd.isna(list(values.values())).all() and isinstance(own, str) and own:
+        pairs = [part.partition("=") for part in re.split(r" (?=\w+=)", own)]
         parts = [f"{LABELS.get(name, name)} = {value}" for name, _, value in pairs]
     return ", ".join(parts)
 

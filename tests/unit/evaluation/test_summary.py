@@ -77,7 +77,7 @@ def test_rates_are_ratios_of_sums():
     assert row["block_efficiency"] == pytest.approx(100 / 80)
     assert row["tokens_per_second"] == pytest.approx(100 / 4)
     assert row["mean_num_tokens"] == pytest.approx(50)
-    for name in ("acceptance_rate", "token_acceptance_rate", "block_efficiency"):
+    for name in ("acceptance_rate", "token_acceptance_rate", "block_efficiency", "mean_num_tokens"):
         assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
 
 
