@@ -28,6 +28,7 @@ from diversed.records.store import (
     MANIFEST_FILE,
     PARQUET_FILE,
     TRACE_FILE,
+    head_run,
     read_manifest,
     read_records,
     read_trace,
@@ -84,7 +85,10 @@ def publish(source: Path, target: Path, *, copies_traces: bool = False) -> int:
 
 def _write(folder: Path, copies_trace: bool, new: Path) -> None:
     """Write the small records of one run into an empty folder."""
-    write_manifest(new, without_paths(read_manifest(folder)))
+    manifest = read_manifest(folder)
+    if not manifest.get("head_run"):  # the cut path of a checkpoint no longer tells
+        manifest["head_run"] = head_run(manifest.get("config", {}))
+    write_manifest(new, without_paths(manifest))
     table = small_records(folder)
     replace_file(
         new / PARQUET_FILE, lambda path: table.to_parquet(path, index=False, compression="zstd")

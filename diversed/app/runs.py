@@ -13,7 +13,7 @@ from diversed.core.verifiers import DiversedVerifier, StaticVerifier
 from diversed.generation import SpeculativeDecoder
 from diversed.models.loading import ModelPair
 from diversed.records.manifest import build_manifest
-from diversed.records.store import MANIFEST_FILE, read_manifest, write_manifest
+from diversed.records.store import head_run, write_manifest
 from diversed.tasks.base import Task
 
 
@@ -26,7 +26,7 @@ def run_columns(
     dial = verifier.dial if isinstance(verifier, DiversedVerifier) else None
     sampling = decoder.settings.sampling
     if isinstance(verifier, DiversedVerifier):
-        head = {} if head_weight is not None else _head_run(cfg.verifier.checkpoint)
+        head = {} if head_weight is not None else head_run(cfg) or {}
         head_weight = head.get("acceptance_weight", head_weight)
         kind = getattr(verifier.head, "kind", "linear")
         setting = "" if kind == "linear" else f"-{kind}"
@@ -78,24 +78,6 @@ def _unusual_decoding(decoding: DictConfig) -> str:
     )
 
 
-def _head_run(checkpoint: str | None) -> dict[str, Any]:
-    """Return the columns of the run that a head comes from; none where it is not at hand."""
-    manifest = run_manifest(checkpoint)
-    columns: dict[str, Any] = {} if manifest is None else manifest["run"]
-    return columns
-
-
-def run_manifest(checkpoint: str | None) -> dict[str, Any] | None:
-    """Return the manifest of the run that a head comes from, where it is at hand."""
-    if checkpoint is None:
-        return None
-    folder = Path(checkpoint).expanduser()
-    for candidate in (folder, folder.parent):
-        if (candidate / MANIFEST_FILE).is_file():
-            return read_manifest(candidate)
-    return None
-
-
 def plain(node: DictConfig) -> dict[str, Any]:
     """Return a config as plain containers, resolved; a missing value raises."""
     container = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
@@ -122,6 +104,7 @@ def write_run_manifest(
         status=status,
         results=results,
         data=task.provenance(),
+        head_run=head_run(cfg),
     )
     write_manifest(folder, manifest)
     return manifest

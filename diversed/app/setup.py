@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers.utils.logging import disable_progress_bar
 
 from diversed.app.processes import Seat, job_fabric
-from diversed.app.runs import plain, run_manifest
+from diversed.app.runs import plain
 from diversed.config import InputError, input_errors
 from diversed.controls.reading import hidden_bank, read_as
 from diversed.core.loop import DecodeSettings
@@ -25,7 +25,7 @@ from diversed.generation.decoder import head_reads
 from diversed.models.checkpoint import load_head, new_head
 from diversed.models.head import EnsembleHead
 from diversed.models.loading import ModelPair, ModelSource, load_pair
-from diversed.records.store import RecordsError, check_records_format
+from diversed.records.store import RecordsError, check_records_format, run_manifest
 from diversed.tasks.base import Example, Task, check_split
 
 logger = logging.getLogger(__name__)

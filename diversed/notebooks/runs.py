@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from diversed.records.schema import HEADS
-from diversed.records.store import MANIFEST_FILE, named_runs, read_manifest
+from diversed.records.store import head_run, named_runs, read_manifest
 
 EXTRA_RUN_COLUMNS: Mapping[str, str] = {
     "train_data": "data that the head was trained on, else null",
@@ -96,15 +96,12 @@ def _train_data(manifest: Mapping[str, Any], folders: Iterable[Path]) -> str | N
     if "objective" in config:  # it trained the head itself
         own: str | None = manifest["run"]["data"]
         return own
+    trained = manifest.get("head_run") or head_run(config)
     checkpoint = config.get("verifier", {}).get("checkpoint")
-    if checkpoint is None:
-        return None
-    given = Path(checkpoint).expanduser()
-    for candidate in (given, given.parent, *_moved(given, folders)):
-        if (candidate / MANIFEST_FILE).is_file():
-            found: str | None = read_manifest(candidate)["run"]["data"]
-            return found
-    return None
+    if trained is None and checkpoint is not None:
+        for moved in _moved(Path(checkpoint).expanduser(), folders):
+            trained = trained or read_manifest(moved)["run"]
+    return None if trained is None else trained["data"]
 
 
 def _moved(given: Path, folders: Iterable[Path]) -> Iterator[Path]:

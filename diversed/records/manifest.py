@@ -35,6 +35,7 @@ def build_manifest(
     status: str,
     results: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
+    head_run: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a run.
 
@@ -46,6 +47,7 @@ def build_manifest(
         status: "running", "finished" or "failed".
         results: Summary numbers, once there are any.
         data: Where the task's rows came from and how they were posed.
+        head_run: Columns of the run that trained the head, if it is another one and at hand.
 
     Raises:
         ValueError: A run column is missing or unknown.
@@ -67,6 +69,7 @@ def build_manifest(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "num_threads": torch.get_num_threads(),
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "head_run": None if head_run is None else dict(head_run),
     }
 
 

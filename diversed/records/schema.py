@@ -99,5 +99,6 @@ MANIFEST_KEYS: Mapping[str, str] = {
     "device": "where the models were: cpu, or the name of the GPU",
     "num_threads": "CPU threads of one operation",
     "written_at": "time of writing, UTC",
+    "head_run": "columns of the run that trained the head, where that is another one and at hand",
 }
 """Keys of a manifest; one that failed, or was stopped or killed, has `error` beside them."""

@@ -221,6 +221,37 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def run_manifest(place: str | Path | None) -> dict[str, Any] | None:
+    """Return the manifest of the run whose folder, or a folder in it, is given.
+
+    Args:
+        place: Such as the value of `verifier.checkpoint`.
+
+    Returns:
+        None without a place, or where no manifest is there: a hub id, say.
+
+    Raises:
+        RecordsError: The manifest is that of something else.
+    """
+    if place is None:
+        return None
+    folder = Path(place).expanduser()
+    for candidate in (folder, folder.parent):
+        if (candidate / MANIFEST_FILE).is_file():
+            return read_manifest(candidate)
+    return None
+
+
+def head_run(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the columns of the run that trained the head of a config; None if not at hand.
+
+    Raises:
+        RecordsError: See `run_manifest`.
+    """
+    manifest = run_manifest((config.get("verifier") or {}).get("checkpoint"))
+    return None if manifest is None else manifest["run"]
+
+
 def read_records(folder: Path) -> pd.DataFrame:
     """Return a run's rows with the run's own columns joined to each.
 

@@ -264,8 +264,9 @@ def test_a_trained_head_gives_the_same_records_through_its_checkpoint(
     overrides = ("verifier=diversed", f"verifier.checkpoint={trained}", "evaluation.num_prompts=4")
     app.evaluate(composed("eval", *SMALL_EVALUATION, *overrides), tmp_path)
     assert rows_of(tmp_path) == rows_of(trained)
-    run, own = read_manifest(tmp_path)["run"], read_manifest(trained)["run"]
-    assert run == own
+    manifest, own = read_manifest(tmp_path), read_manifest(trained)
+    assert manifest["run"] == manifest["head_run"] == own["run"]
+    assert own["head_run"] is None
 
 
 def test_a_head_meets_another_draft_with_a_warning_and_then_learns_with_it(

@@ -16,6 +16,7 @@ from diversed.notebooks.showing import OUT_VARIABLE
 from diversed.publish import TEXTS, main, publish, without_paths
 from diversed.records.schema import ROW_COLUMNS, RUN_COLUMNS, TRACE_COLUMNS
 from diversed.records.store import (
+    read_manifest,
     read_records,
     read_trace,
     write_manifest,
@@ -135,6 +136,17 @@ class TestPublished:
         pd.testing.assert_frame_equal(small, whole, check_dtype=False, rtol=1e-6)
         assert small["tv_distance"].dtype == np.float32
         assert not (tmp_path / "to" / "b" / "trace.parquet").exists()
+
+    def test_what_a_head_was_trained_on_is_told_though_the_path_to_it_is_cut(self, tmp_path):
+        home = write_run(tmp_path / "elsewhere" / "head", "diversed", 0.9, 0.9, data="mbpp")
+        away = write_run(tmp_path / "from" / "head", "diversed", 0.9, 0.9, data="humaneval")
+        manifest = read_manifest(away) | {"config": {"verifier": {"checkpoint": str(home)}}}
+        write_manifest(away, manifest)
+        publish(tmp_path / "from", tmp_path / "to")
+        small = read_manifest(tmp_path / "to" / "head")
+        assert small["config"]["verifier"]["checkpoint"] == "head"
+        assert small["head_run"] == read_manifest(home)["run"]
+        assert open_records(tmp_path / "to").summary["train_data"].tolist() == ["mbpp"]
 
     def test_what_is_not_finished_is_named_and_nothing_is_written(self, tmp_path, capsys):
         write_run(tmp_path / "from" / "a", "static", 0.9, 0.9)
