@@ -107,7 +107,8 @@ def transfer_table(table: pd.DataFrame) -> pd.DataFrame:
         table: One row per run. Columns: `method`, `run_name`, `seed`, `target_weight`,
             `acceptance_weight`, `dial`, `PANEL_COLUMNS`, `train_data` (of a head; NaN if unknown),
             and `acceptance_rate`, `expected_acceptance` and `quality` with their `_low` and
-            `_high`. Shown are heads of known origin, and lossless runs on the data that they meet.
+            `_high`. Shown are heads of known origin, and lossless runs, or else static ones of
+            w = 1, on the data that they meet.
 
     Raises:
         MissingRecords: No head was evaluated on other data than it was trained on.
@@ -123,7 +124,11 @@ def transfer_table(table: pd.DataFrame) -> pd.DataFrame:
         "verifier=diversed verifier.checkpoint=... data=...",
     )
     met = heads[["model", "data"]].drop_duplicates()
-    lossless = table[table["method"] == "lossless"].merge(met, on=["model", "data"])
+    where = ["model", "data"]
+    lossless = table[table["method"] == "lossless"]
+    exact = table[table["method"].eq("static") & table["target_weight"].eq(1)]
+    has_lossless = exact.set_index(where).index.isin(lossless.set_index(where).index)
+    lossless = pd.concat([lossless, exact[~has_lossless]]).merge(met, on=where)
     rows = by_panel(pd.concat([lossless, heads], ignore_index=True))
     columns = identity(rows, also=("model", "train_data", "data"))
     columns["tested on"] = columns.pop(label("data"))

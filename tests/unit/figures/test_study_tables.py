@@ -96,6 +96,15 @@ def test_transfer_shows_heads_at_home_and_away_beside_lossless(table):
     assert display[label("acceptance_rate")].tolist()[-1] == "0.750 [0.740, 0.770]"
 
 
+def test_a_static_run_of_weight_1_is_lossless_in_the_table_of_transfer(table):
+    moved = away(table)
+    moved.loc[moved["method"] == "lossless", ["method", "target_weight"]] = ["static", 1.0]
+    shown = transfer_table(moved)[["method", "setting", "tested on"]].values.tolist()
+    assert ["static", "w = 1", "arithmetic"] in shown
+    assert ["static", "w = 1", "gsm8k"] in shown
+    assert not [row for row in shown if row[0] == "static" and row[1] != "w = 1"]
+
+
 def test_heads_on_scalars_are_heads_and_controls_are_not(table):
     moved = away(table)
     is_head = moved["method"] == "diversed"
