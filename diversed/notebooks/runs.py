@@ -99,8 +99,8 @@ def _train_data(manifest: Mapping[str, Any], folders: Iterable[Path]) -> str | N
     trained = manifest.get("head_run") or head_run(config)
     checkpoint = config.get("verifier", {}).get("checkpoint")
     if trained is None and checkpoint is not None:
-        for moved in _moved(Path(checkpoint).expanduser(), folders):
-            trained = trained or read_manifest(moved)["run"]
+        moved = next(_moved(Path(checkpoint).expanduser(), folders), None)
+        trained = None if moved is None else read_manifest(moved)["run"]
     return None if trained is None else trained["data"]
 
 
