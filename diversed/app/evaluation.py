@@ -28,7 +28,7 @@ from diversed.evaluation.summary import summarise
 from diversed.generation import PromptError
 from diversed.models.loading import weights_fingerprint
 from diversed.prompting import fit_prompt
-from diversed.records.parts import read_parts, remove_parts, write_part
+from diversed.records.parts import read_parts, remove_parts, row_origin, write_part
 from diversed.records.store import read_records, write_records, write_trace
 from diversed.tracking.loggers import RunLoggers
 from diversed.training.distributed import from_first, gather_on_first
@@ -138,7 +138,9 @@ def evaluate_run(
     results = {**(results or {}), **numbers}
     step = cfg.objective.num_rollouts if trains_head(cfg) else 0
     loggers.log_evaluation(results, _samples(evaluation, loggers.num_samples), step)
-    write_run_manifest(cfg, folder, setup.pair, setup.task, run, "finished", results)
+    write_run_manifest(
+        cfg, folder, setup.pair, setup.task, run, "finished", results, origin["head"]
+    )
     remove_parts(folder)
     shown = ("quality", "expected_acceptance", "acceptance_rate", "block_efficiency", *metrics)
     text = ", ".join(f"{name} {numbers[name]:.3f}" for name in shown if name in numbers)
@@ -155,12 +157,8 @@ def _origin(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
     """Return what the rows of an evaluation follow from."""
     verifier = setup.decoder.verifier
     head = verifier.head if isinstance(verifier, DiversedVerifier) else None
-    return {
-        "config": plain(cfg),
-        "pair": setup.pair.description,
-        "data": setup.task.provenance(),
-        "head": weights_fingerprint(head) if isinstance(head, Module) else None,
-    }
+    fingerprint = weights_fingerprint(head) if isinstance(head, Module) else None
+    return row_origin(plain(cfg), setup.pair.description, setup.task.provenance(), fingerprint)
 
 
 def _finished_rows(

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from lightning import Fabric
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from diversed.app.runs import plain, write_run_manifest
 from diversed.app.setup import Setup
@@ -26,12 +26,14 @@ from diversed.config import (
 from diversed.records.folders import (
     ERROR_FILE,
     FINISHED,
+    ROW_CHOICE,
     FolderHeldError,
     claimed,
     differing_keys,
     mark_failed,
     mark_stopped,
 )
+from diversed.records.parts import reopen
 from diversed.records.store import MANIFEST_FILE, RecordsError, read_manifest
 from diversed.tracking.loggers import RunLoggers
 from diversed.training.module import NonFiniteError
@@ -88,6 +90,9 @@ def _claim(cfg: DictConfig, folder: Path, stack: ExitStack) -> Path:
             stack.enter_context(claimed(old, waits=False))
         except FolderHeldError as error:
             raise InputError(f"resume={resume}: another process is at work in it") from error
+        if read_manifest(old)["status"] == FINISHED:
+            with input_errors():
+                reopen(old)
         return old
     stack.enter_context(claimed(folder))
     return folder
@@ -128,7 +133,17 @@ def _run_to_resume(cfg: DictConfig) -> Path:
     if not (old / MANIFEST_FILE).is_file():
         raise InputError(f"resume={cfg.resume}: no run there; give auto or the folder of a run")
     manifest = read_manifest(old)
+    old_config = OmegaConf.create(manifest["config"])
     differing = differing_keys(plain(cfg), manifest["config"])
+    for key in ROW_CHOICE:
+        if key in differing:
+            differing.remove(key)
+            now, before = (OmegaConf.select(one, key) for one in (cfg, old_config))
+            if now is not None and (before is None or now < before):
+                raise InputError(
+                    f"resume={cfg.resume}: {key}={now} would drop rows of that run, which has "
+                    f"{'all' if before is None else before}; give as many or more"
+                )
     if differing:
         raise InputError(
             f"resume={cfg.resume}: that run has another config ({', '.join(differing)}); repeat "

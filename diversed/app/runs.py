@@ -94,6 +94,7 @@ def write_run_manifest(
     run: dict[str, Any],
     status: str,
     results: dict[str, Any] | None = None,
+    head: str | None = None,
 ) -> dict[str, Any]:
     """Write what the run is, where it stands, and what came out of it; return all that."""
     manifest = build_manifest(
@@ -105,6 +106,7 @@ def write_run_manifest(
         results=results,
         data=task.provenance(),
         head_run=head_run(cfg),
+        head=head,
     )
     write_manifest(folder, manifest)
     return manifest

@@ -34,6 +34,9 @@ FINISHED, FAILED, RUNNING = "finished", "failed", "running"
 STOPPED, KILLED, BROKEN, EMPTY = "stopped", "killed", "broken", "not started"
 
 KILLED_ERROR = "the process ended without a word"
+ROW_CHOICE = ("evaluation.num_prompts", "evaluation.samples_per_prompt")
+"""Keys of a config that say which rows an evaluation has, and nothing of what is in them."""
+
 _PATIENCE_S = 1.0  # a look at a folder holds it for an instant
 
 _held: set[Path] = set()

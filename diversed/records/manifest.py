@@ -36,6 +36,7 @@ def build_manifest(
     results: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
     head_run: Mapping[str, Any] | None = None,
+    head: str | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a run.
 
@@ -48,6 +49,7 @@ def build_manifest(
         results: Summary numbers, once there are any.
         data: Where the task's rows came from and how they were posed.
         head_run: Columns of the run that trained the head, if it is another one and at hand.
+        head: Fingerprint of the weights of the head that was evaluated.
 
     Raises:
         ValueError: A run column is missing or unknown.
@@ -70,6 +72,7 @@ def build_manifest(
         "num_threads": torch.get_num_threads(),
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "head_run": None if head_run is None else dict(head_run),
+        "head": head,
     }
 
 

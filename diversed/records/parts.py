@@ -1,7 +1,8 @@
 """Finished batches of an evaluation that is still at work, so that a killed one goes on after them.
 
 A batch is two files below `parts/` of the run's folder, its trace and then its rows: it counts once
-its rows are there. They go when the whole records are written.
+its rows are there. They go when the whole records are written; a finished run that is given more
+rows gets one part of all that it has.
 """
 
 import json
@@ -12,13 +13,69 @@ from typing import Any
 
 import pandas as pd
 
-from diversed.records.folders import differing_keys
-from diversed.records.store import RecordsError, as_written, replace_file
+from diversed.records.folders import ROW_CHOICE, differing_keys
+from diversed.records.schema import SCHEMA_VERSION, TRACE_COLUMNS
+from diversed.records.store import (
+    TRACE_FILE,
+    RecordsError,
+    as_written,
+    read_manifest,
+    read_rows,
+    read_trace,
+    replace_file,
+)
 
 PARTS_FOLDER = "parts"
 
 Part = tuple[list[dict[str, Any]], pd.DataFrame]
 """Rows, with columns `schema.ROW_COLUMNS`, and their trace, with columns `schema.TRACE_COLUMNS`."""
+
+
+def row_origin(
+    config: Mapping[str, Any],
+    pair: Mapping[str, Any],
+    data: Mapping[str, Any],
+    head: str | None,
+) -> dict[str, Any]:
+    """Return what the rows of an evaluation follow from.
+
+    Args:
+        config: The resolved config; which rows it asks for is left out.
+        pair: The models, with fingerprints of their weights.
+        data: Where the task's rows came from.
+        head: Fingerprint of the head's weights.
+    """
+    evaluation = {
+        key: value
+        for key, value in config["evaluation"].items()
+        if f"evaluation.{key}" not in ROW_CHOICE
+    }
+    config = {**config, "evaluation": evaluation}
+    return {"config": config, "pair": pair, "data": data, "head": head}
+
+
+def reopen(folder: Path) -> None:
+    """Make a part of the records of a finished run, so that it can go on to more rows.
+
+    Args:
+        folder: The run's folder; its records stay until others replace them.
+
+    Raises:
+        RecordsError: The records were written by older code.
+    """
+    manifest = read_manifest(folder)
+    if manifest["schema_version"] != SCHEMA_VERSION:
+        raise RecordsError(
+            f"{folder} was written with schema version {manifest['schema_version']}, this code "
+            f"goes on with version {SCHEMA_VERSION} alone"
+        )
+    rows = read_rows(folder)
+    has_trace = (folder / TRACE_FILE).is_file()
+    trace = read_trace(folder) if has_trace else pd.DataFrame(columns=list(TRACE_COLUMNS))
+    origin = row_origin(
+        manifest["config"], manifest["pair"], manifest["data"], manifest.get("head")
+    )
+    write_part(folder, "finished", rows, trace, origin)
 
 
 def write_part(

@@ -100,5 +100,6 @@ MANIFEST_KEYS: Mapping[str, str] = {
     "num_threads": "CPU threads of one operation",
     "written_at": "time of writing, UTC",
     "head_run": "columns of the run that trained the head, where that is another one and at hand",
+    "head": "fingerprint of the weights of the head that was evaluated, once it is",
 }
 """Keys of a manifest; one that failed, or was stopped or killed, has `error` beside them."""

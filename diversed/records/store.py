@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from diversed.records.schema import (
     ADDED_ROW_COLUMNS,
@@ -267,6 +268,31 @@ def read_records(folder: Path) -> pd.DataFrame:
     """
     manifest = read_manifest(folder)
     run, version = manifest["run"], manifest["schema_version"]
+    path = _records_path(folder)
+    added: dict[str, Any] = {}
+    for number in range(version + 1, SCHEMA_VERSION + 1):
+        added |= ADDED_ROW_COLUMNS[number]
+        run = ADDED_RUN_COLUMNS[number] | run
+    table = _table(path, ROW_COLUMNS.keys() - added.keys())
+    if table is None:
+        raise RecordsError(f"{path} does not follow schema version {version}")
+    table = table.assign(**added)[list(ROW_COLUMNS)]
+    for position, column in enumerate(RUN_COLUMNS):
+        table.insert(position, column, run[column])
+    return table
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return a run's rows as they were given to `write_records`.
+
+    Raises:
+        RecordsError: There are no records, or they are broken.
+    """
+    path = _records_path(folder)
+    return pq.read_table(path).to_pylist() if path.name == PARQUET_FILE else _json_rows(path)
+
+
+def _records_path(folder: Path) -> Path:
     found = [path for name in RECORDS_FORMATS.values() if (path := folder / name).is_file()]
     if not found:
         raise RecordsError(
@@ -274,17 +300,14 @@ def read_records(folder: Path) -> pd.DataFrame:
         )
     if len(found) > 1:
         raise RecordsError(f"{folder} has two files of records, {RECORDS_FILE} and {PARQUET_FILE}")
-    added: dict[str, Any] = {}
-    for number in range(version + 1, SCHEMA_VERSION + 1):
-        added |= ADDED_ROW_COLUMNS[number]
-        run = ADDED_RUN_COLUMNS[number] | run
-    table = _table(found[0], ROW_COLUMNS.keys() - added.keys())
-    if table is None:
-        raise RecordsError(f"{found[0]} does not follow schema version {version}")
-    table = table.assign(**added)[list(ROW_COLUMNS)]
-    for position, column in enumerate(RUN_COLUMNS):
-        table.insert(position, column, run[column])
-    return table
+    return found[0]
+
+
+def _json_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [dict(json.loads(line)) for line in path.read_text().splitlines()]
+    except (ValueError, TypeError) as error:
+        raise RecordsError(f"{path} is broken: {error}") from error
 
 
 def _table(path: Path, columns: Set[str]) -> pd.DataFrame | None:
@@ -292,10 +315,7 @@ def _table(path: Path, columns: Set[str]) -> pd.DataFrame | None:
     if path.name == PARQUET_FILE:
         table = pd.read_parquet(path)
         return table if set(table.columns) == columns else None
-    try:
-        rows = [dict(json.loads(line)) for line in path.read_text().splitlines()]
-    except (ValueError, TypeError) as error:
-        raise RecordsError(f"{path} is broken: {error}") from error
+    rows = _json_rows(path)
     if any(row.keys() != columns for row in rows):
         return None
     return pd.DataFrame(rows, columns=[name for name in ROW_COLUMNS if name in columns])

@@ -21,7 +21,7 @@ LAYERS = {
     "tasks": (1, {"datasets", "evaluate", "rouge_score", "sacrebleu", "reasoning_gym"}),
     "objective": (1, set()),
     "theory": (1, {"numpy", "scipy"}),
-    "records": (1, {"pandas"}),
+    "records": (1, {"pandas", "pyarrow"}),
     "generation": (2, {"transformers", "tqdm"}),
     "prompting": (2, set()),
     "evaluation": (2, {"numpy", "pandas"}),  # arrays and tables come from theory and records

@@ -1,8 +1,10 @@
 """An evaluation that was stopped goes on after the batches that it had finished, and no others."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from composed import SMALL_EVALUATION, SMALL_TRAINING, composed
 
@@ -11,7 +13,7 @@ from diversed.config import InputError, Interrupted
 from diversed.evaluation import runner
 from diversed.generation import SpeculativeDecoder
 from diversed.records.parts import PARTS_FOLDER
-from diversed.records.store import read_manifest, read_records, read_trace
+from diversed.records.store import MANIFEST_FILE, read_manifest, read_records, read_trace
 
 SMALL = (*SMALL_EVALUATION, "evaluation.batch_size=3", "trainer.accelerator=cpu")
 
@@ -120,6 +122,106 @@ def test_a_run_that_is_stopped_before_it_is_told_finished_decodes_nothing_again(
     evaluate(tmp_path / "broken", f"resume={tmp_path / 'broken'}")
     assert decoded == []
     check_same(tmp_path / "broken", tmp_path / "whole")
+
+
+def check_close(folder: Path, whole: Path) -> None:
+    """Compare records of other batches: their numbers may differ by rounding."""
+    rows, wanted = (read_records(run).drop(columns="seconds") for run in (folder, whole))
+    pd.testing.assert_frame_equal(rows, wanted, rtol=1e-5)
+
+
+MORE = {
+    "prompts": (["evaluation.num_prompts=3"], [], [3, 2]),
+    "samples": ([], ["evaluation.samples_per_prompt=2"], [3, 3, 2]),
+    "both, as parquet without a trace": (
+        ["evaluation.num_prompts=3"],
+        ["evaluation.num_prompts=null", "evaluation.samples_per_prompt=2"],
+        [3] * 9 + [2],  # 16 prompts twice, 3 rows done
+    ),
+    "nothing": ([], [], []),
+}
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_a_finished_evaluation_goes_on_to_more_rows(
+    tmp_path: Path, decoded: list[int], case: str
+) -> None:
+    before, after, sizes = MORE[case]
+    if "parquet" in case:
+        plain = ["evaluation.writes_trace=false", "evaluation.records_format=parquet"]
+        before, after = [*before, *plain], [*after, *plain]
+    small, grown, whole = (tmp_path / name for name in ("small", "grown", "whole"))
+    evaluate(whole, *after)
+    evaluate(small, *before)
+    decoded.clear()
+    evaluate(grown, *after, f"resume={small}")
+    assert decoded == sizes
+    assert not grown.exists()
+    check_close(small, whole)
+    assert (small / "trace.parquet").is_file() == ("parquet" not in case)
+    assert read_manifest(small)["status"] == "finished"
+
+
+def test_a_finished_evaluation_that_is_stopped_again_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[int]
+) -> None:
+    run, more = tmp_path / "run", ("evaluation.samples_per_prompt=2", f"resume={tmp_path / 'run'}")
+    evaluate(tmp_path / "whole", more[0])
+    evaluate(run)
+    with monkeypatch.context() as patch:
+        stop_at_batch(patch, 2)
+        with pytest.raises(Interrupted):
+            evaluate(run, *more)
+    assert len(read_records(run)) == 8
+    decoded.clear()
+    evaluate(run, *more)
+    assert decoded == [3, 2]
+    check_close(run, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("evaluation.num_prompts=7", r"evaluation.num_prompts=7 would drop rows .* which has 8;"),
+        ("evaluation.samples_per_prompt=1", r"samples_per_prompt=1 would drop .* which has 2;"),
+        ("decoding.temperature=0.5", r"another config \(decoding.temperature\); repeat"),
+    ],
+)
+def test_a_finished_evaluation_is_not_cut_down_or_changed(
+    tmp_path: Path, override: str, words: str
+) -> None:
+    evaluate(tmp_path, "evaluation.samples_per_prompt=2")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InputError, match=words):
+        evaluate(tmp_path, "evaluation.samples_per_prompt=2", override, f"resume={tmp_path}")
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_records_of_an_older_schema_are_not_gone_on_with(tmp_path: Path) -> None:
+    evaluate(tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST_FILE).read_text())
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps({**manifest, "schema_version": 1}))
+    with pytest.raises(InputError, match="schema version 1, this code goes on with version 2"):
+        evaluate(tmp_path, f"resume={tmp_path}")
+
+
+def test_a_finished_training_is_evaluated_on_more_rows_with_its_own_head_alone(
+    tmp_path: Path, decoded: list[int]
+) -> None:
+    short = (*SMALL_TRAINING, "decoding.max_new_tokens=12")
+    app.train(composed("train", *short), tmp_path)
+    head = read_manifest(tmp_path)["head"]
+    decoded.clear()
+    more = composed("train", *short, "evaluation.num_prompts=6", f"resume={tmp_path}")
+    app.train(more, tmp_path)
+    assert decoded == [2]
+    assert len(read_records(tmp_path)) == 6
+    assert isinstance(head, str)
+    assert read_manifest(tmp_path)["head"] == head
+    manifest = json.loads((tmp_path / MANIFEST_FILE).read_text())
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps({**manifest, "head": "another head's"}))
+    with pytest.raises(InputError, match=r"parts/finished\.json was decoded with another head"):
+        app.train(more, tmp_path)
 
 
 def test_the_evaluation_of_a_training_goes_on_with_its_own_head_alone(
