@@ -69,27 +69,23 @@ def on_half(countdown: Countdown, name: str) -> None:
 
 
 def on_named(countdown: Countdown, name: str) -> None:
-    original = Path.replace
-
-    def replace(path: Path, target: Any) -> Path:
-        moved = original(path, target)
-        if moved.name == name:
-            countdown()
-        return moved
-
-    Path.replace = replace  # type: ignore[method-assign,assignment]
+    after_move(countdown, "replace", lambda _, moved: moved.name == name)
 
 
 def on_away(countdown: Countdown, name: str) -> None:
-    original = Path.rename
+    after_move(countdown, "rename", lambda path, _: path.name == name)
 
-    def rename(path: Path, target: Any) -> Path:
-        moved = original(path, target)
-        if path.name == name:
+
+def after_move(countdown: Countdown, method: str, is_meant: Callable[[Path, Path], bool]) -> None:
+    original = getattr(Path, method)
+
+    def move(path: Path, target: Any) -> Path:
+        moved: Path = original(path, target)
+        if is_meant(path, moved):
             countdown()
         return moved
 
-    Path.rename = rename  # type: ignore[method-assign,assignment]
+    setattr(Path, method, move)
 
 
 if __name__ == "__main__":
