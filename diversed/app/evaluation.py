@@ -58,9 +58,10 @@ def evaluate(cfg: DictConfig, folder: Path, seat: Seat | None = None) -> dict[st
     with (
         working_folder(cfg, folder, setup.fabric) as run_folder,
         joined(evaluate, cfg, run_folder, setup.fabric) as run_folder,
-        running(cfg, run_folder, setup, run) as loggers,
     ):
-        return evaluate_run(cfg, run_folder, setup, run, loggers)
+        check_finished_rows(cfg, run_folder, setup)
+        with running(cfg, run_folder, setup, run) as loggers:
+            return evaluate_run(cfg, run_folder, setup, run, loggers)
 
 
 def _check_prompts(setup: Setup) -> None:
@@ -75,6 +76,17 @@ def _check_prompts(setup: Setup) -> None:
             return
     if first is not None:
         raise first
+
+
+def check_finished_rows(cfg: DictConfig, folder: Path, setup: Setup) -> None:
+    """Raise InputError if a resumed run has rows that this evaluation may not go on with.
+
+    To be asked before the manifest says that the run is at work: one that is refused stays as it
+    was.
+    """
+    if cfg.resume is not None and setup.fabric.is_global_zero:
+        with input_errors():
+            read_parts(folder, _origin(cfg, setup))
 
 
 def evaluate_run(

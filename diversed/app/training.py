@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from diversed.app.evaluation import evaluate_run
+from diversed.app.evaluation import check_finished_rows, evaluate_run
 from diversed.app.fitting import calm_interrupt, make_trainer
 from diversed.app.lifecycle import running, working_folder
 from diversed.app.processes import Seat, joined
@@ -73,12 +73,14 @@ def _train_and_evaluate(
     with input_errors():
         trainer = make_trainer(cfg, setup, keeper) if start_step < num_rollouts else None
     state = partial(_state, checkpoint)
+    if trainer is None:
+        found = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        keeper.load_state_dict(found["callbacks"][keeper.state_key])
+        keeper.load_best(module)
+        check_finished_rows(cfg, run_folder, setup)
     with running(cfg, run_folder, setup, run, start_step=start_step, state=state) as loggers:
         logger.info("training a head in %s", run_folder)
-        if trainer is None:
-            found = torch.load(checkpoint, map_location="cpu", weights_only=True)
-            keeper.load_state_dict(found["callbacks"][keeper.state_key])
-        else:
+        if trainer is not None:
             trainer.loggers = loggers.loggers
             with calm_interrupt(keeper.request_stop, "rollout"):
                 path = str(checkpoint) if start_step else None

@@ -19,6 +19,7 @@ from diversed.records.store import (
     TRACE_FILE,
     RecordsError,
     as_written,
+    has_records,
     read_manifest,
     read_rows,
     read_trace,
@@ -26,6 +27,8 @@ from diversed.records.store import (
 )
 
 PARTS_FOLDER = "parts"
+_FINISHED = "finished"
+"""Part of all that a finished run has."""
 
 Part = tuple[list[dict[str, Any]], pd.DataFrame]
 """Rows, with columns `schema.ROW_COLUMNS`, and their trace, with columns `schema.TRACE_COLUMNS`."""
@@ -58,11 +61,14 @@ def reopen(folder: Path) -> None:
     """Make a part of the records of a finished run, so that it can go on to more rows.
 
     Args:
-        folder: The run's folder; its records stay until others replace them.
+        folder: The run's folder; its records stay until others replace them. There is no part to
+            make where they are gone.
 
     Raises:
         RecordsError: The records were written by older code.
     """
+    if not has_records(folder):
+        return
     manifest = read_manifest(folder)
     if manifest["schema_version"] != SCHEMA_VERSION:
         raise RecordsError(
@@ -75,7 +81,7 @@ def reopen(folder: Path) -> None:
     origin = row_origin(
         manifest["config"], manifest["pair"], manifest["data"], manifest.get("head")
     )
-    write_part(folder, "finished", rows, trace, origin)
+    write_part(folder, _FINISHED, rows, trace, origin)
 
 
 def write_part(
@@ -118,10 +124,12 @@ def read_parts(folder: Path, origin: Mapping[str, Any]) -> list[Part]:
         part = json.loads(path.read_text())
         differing = differing_keys(origin, part["origin"])
         if differing:
-            raise RecordsError(
-                f"{path} was decoded with another {', '.join(differing)}; remove {path.parent} to "
-                "decode everything anew"
+            advice = (
+                "begin a run of its own"
+                if path.stem == _FINISHED
+                else f"remove {path.parent} to decode everything anew"
             )
+            raise RecordsError(f"{path} was decoded with another {', '.join(differing)}; {advice}")
         parts.append((part["rows"], pd.read_parquet(path.with_suffix(".parquet"))))
     return parts
 

@@ -292,8 +292,17 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
     return pq.read_table(path).to_pylist() if path.name == PARQUET_FILE else _json_rows(path)
 
 
+def has_records(folder: Path) -> bool:
+    """Return whether there are rows in a run's folder, in whatever format."""
+    return bool(_records_paths(folder))
+
+
+def _records_paths(folder: Path) -> list[Path]:
+    return [path for name in RECORDS_FORMATS.values() if (path := folder / name).is_file()]
+
+
 def _records_path(folder: Path) -> Path:
-    found = [path for name in RECORDS_FORMATS.values() if (path := folder / name).is_file()]
+    found = _records_paths(folder)
     if not found:
         raise RecordsError(
             f"{folder} has no {RECORDS_FILE}, no {PARQUET_FILE}: its evaluation did not finish"

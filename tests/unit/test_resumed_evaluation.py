@@ -12,6 +12,8 @@ from diversed import app
 from diversed.config import InputError, Interrupted
 from diversed.evaluation import runner
 from diversed.generation import SpeculativeDecoder
+from diversed.models.checkpoint import new_head, save_head
+from diversed.models.loading import load_tiny_pair
 from diversed.records.parts import PARTS_FOLDER
 from diversed.records.store import MANIFEST_FILE, read_manifest, read_records, read_trace
 
@@ -197,6 +199,35 @@ def test_a_finished_evaluation_is_not_cut_down_or_changed(
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
+def test_a_finished_evaluation_keeps_its_numbers_when_its_head_was_replaced(tmp_path: Path) -> None:
+    run, head = tmp_path / "run", tmp_path / "head"
+    verifier = ("verifier=diversed", f"verifier.checkpoint={head}")
+    pair = load_tiny_pair()
+    save_head(new_head(pair, initial_weight=0.5), head)
+    evaluate(run, *verifier)
+    before = (run / MANIFEST_FILE).read_bytes()
+    save_head(new_head(pair, initial_weight=0.6), head)
+    more = ("evaluation.samples_per_prompt=2", f"resume={run}")
+    with pytest.raises(InputError, match=r"with another head; begin a run of its own$"):
+        evaluate(run, *verifier, *more)
+    assert (run / MANIFEST_FILE).read_bytes() == before
+    assert not (run / "error.txt").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("evaluation.samples_per_prompt=2",)])
+def test_a_finished_evaluation_whose_records_are_gone_is_decoded_again(
+    tmp_path: Path, decoded: list[int], more: tuple[str, ...]
+) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    evaluate(whole, *more)
+    evaluate(run)
+    (run / "records.jsonl").unlink()
+    decoded.clear()
+    evaluate(run, *more, f"resume={run}")
+    assert sum(decoded) == 8 * (1 + len(more))
+    check_same(run, whole)
+
+
 def test_records_of_an_older_schema_are_not_gone_on_with(tmp_path: Path) -> None:
     evaluate(tmp_path)
     manifest = json.loads((tmp_path / MANIFEST_FILE).read_text())
@@ -220,8 +251,10 @@ def test_a_finished_training_is_evaluated_on_more_rows_with_its_own_head_alone(
     assert read_manifest(tmp_path)["head"] == head
     manifest = json.loads((tmp_path / MANIFEST_FILE).read_text())
     (tmp_path / MANIFEST_FILE).write_text(json.dumps({**manifest, "head": "another head's"}))
-    with pytest.raises(InputError, match=r"parts/finished\.json was decoded with another head"):
+    before = (tmp_path / MANIFEST_FILE).read_bytes()
+    with pytest.raises(InputError, match=r"finished\.json was decoded with another head; begin a"):
         app.train(more, tmp_path)
+    assert (tmp_path / MANIFEST_FILE).read_bytes() == before
 
 
 def test_the_evaluation_of_a_training_goes_on_with_its_own_head_alone(
