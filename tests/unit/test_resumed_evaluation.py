@@ -17,7 +17,12 @@ from diversed.models.loading import load_tiny_pair
 from diversed.records.parts import PARTS_FOLDER
 from diversed.records.store import MANIFEST_FILE, read_manifest, read_records, read_trace
 
-SMALL = (*SMALL_EVALUATION, "evaluation.batch_size=3", "trainer.accelerator=cpu")
+SMALL = (
+    *SMALL_EVALUATION,
+    "decoding.max_new_tokens=16",
+    "evaluation.batch_size=3",
+    "trainer.accelerator=cpu",
+)
 
 
 def evaluate(folder: Path, *overrides: str) -> dict[str, float]:
