@@ -158,16 +158,18 @@ def distances_over_heads(
 
     Args:
         records: Records of heads (`records.schema.HEADS`) and of static runs, all on the same
-            prompts with the same settings; other runs are passed over.
+            prompts with the same settings; other runs are passed over. With a column `train_data`,
+            heads that were trained on other data are a kind of their own.
         seed: Seed of the hierarchical bootstrap over heads and prompts.
         num_resamples: Resamples of the bootstrap.
 
     Returns:
-        One row per method, lambda and dial, sorted by them: method, acceptance_weight, dial,
-        num_heads; the four distances of `theory.front.FrontDistance`, each with `_low` and `_high`
-        (95 %, NaN where there is no two-sided interval) and `_undefined_frac`; and
-        `acceptance_above_hull_bound` and `acceptance_above_curve_bound`, the one-sided bounds (NaN
-        where there is none). Intervals of a single head say nothing about other heads.
+        One row per method, training data, lambda and dial, sorted by them: method, train_data (NaN
+        where the records do not tell), acceptance_weight, dial, num_heads; the four distances of
+        `theory.front.FrontDistance`, each with `_low` and `_high` (95 %, NaN where there is no
+        two-sided interval) and `_undefined_frac`; and `acceptance_above_hull_bound` and
+        `acceptance_above_curve_bound`, the one-sided bounds (NaN where there is none). Intervals of
+        a single head say nothing about other heads.
 
     Raises:
         ValueError: There is no head or no static run, or prompts or settings differ.
@@ -178,12 +180,15 @@ def distances_over_heads(
     static = static_records(records)
     rows = []
     numbers = ["acceptance_weight", "dial"]
-    kinds = heads.astype(dict.fromkeys(numbers, float)).groupby(["method", *numbers], dropna=False)
-    for (method, weight, dial), own in kinds:
+    heads = heads.astype(dict.fromkeys(numbers, float))
+    if "train_data" not in heads:
+        heads = heads.assign(train_data=None)
+    kinds = heads.groupby(["method", "train_data", *numbers], dropna=False)
+    for (method, data, weight, dial), own in kinds:
         distance = front_distance_over_seeds(
             *paired(static, own), num_resamples=num_resamples, seed=seed
         )
-        row = {"method": method, "acceptance_weight": weight, "dial": dial}
+        row = {"method": method, "train_data": data, "acceptance_weight": weight, "dial": dial}
         row["num_heads"] = own["run_name"].nunique()
         for name, value in vars(distance).items():
             if isinstance(value, Interval):

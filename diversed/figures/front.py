@@ -50,7 +50,8 @@ def plot_front(
         table: One row per run. Columns: `method`, `run_name`, `target_weight` (w of a static run,
             else NaN), `acceptance_weight` and `dial` (of a head, else NaN), `setting` (of other
             rules, as text), `quality` and `expected_acceptance` with their `_low` and `_high`, and
-            `PANEL_COLUMNS`. Plain decoding has no acceptance.
+            `PANEL_COLUMNS`. Plain decoding has no acceptance. With `train_data` (of a head; NaN if
+            unknown) points of heads from other data say so.
         band: Confidence band of the hull: `PANEL_COLUMNS`, `expected_acceptance`, `quality_low` and
             `quality_high`, sorted by acceptance.
         quality_label: Label of the quality axis where the task's metric is known.
@@ -250,6 +251,9 @@ def _annotate(figure: Figure, axes: Axes, rows: pd.DataFrame, x: str) -> None:
         prefix = f"{method_name(method)} " if is_named and method in HEADS else ""
         for row in shown[shown["method"] == method].to_dict("records"):
             text = setting_text(row).replace(" = ", "=")
+            source = row.get("train_data")
+            if isinstance(source, str) and source != row["data"]:
+                text = f"{text} from {source}".strip()
             if text:
                 point = (row[x], row["quality"])
                 notes.append(Note(prefix + text, point, STYLES[method].color, directions))

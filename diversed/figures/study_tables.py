@@ -31,7 +31,7 @@ _PAPER = (
 
 
 def distance_table(distances: pd.DataFrame) -> pd.DataFrame:
-    """Return how far heads lie above the static front, a row for each method, lambda and dial.
+    """Return how far heads lie above the static front, a row for each kind of them.
 
     Args:
         distances: Columns of `evaluation.summary.distances_over_heads`, and `PANEL_COLUMNS`.
@@ -41,7 +41,10 @@ def distance_table(distances: pd.DataFrame) -> pd.DataFrame:
         ValueError: Columns are missing.
     """
     one_sided = ("acceptance_above_hull_bound", "acceptance_above_curve_bound")
-    shown_as_is = ("method", "acceptance_weight", "dial", "num_heads", *PANEL_COLUMNS)
+    shown_as_is = (
+        *("method", "train_data", "acceptance_weight", "dial", "num_heads"),
+        *PANEL_COLUMNS,
+    )
     columns = (*shown_as_is, *_DISTANCES, *one_sided)
     parts = [f"{name}_{end}" for name in _DISTANCES for end in ("low", "high", "undefined_frac")]
     require_columns(distances, (*columns, *parts))
@@ -53,8 +56,10 @@ def distance_table(distances: pd.DataFrame) -> pd.DataFrame:
     rows = distances.to_dict("records")
     told = [column for column in PANEL_COLUMNS if distances[column].nunique() > 1]
     shown = {label(column): cells(distances, column) for column in told}
+    shown[label("method")] = [method_name(row["method"]) for row in rows]
+    if distances["train_data"].nunique(dropna=False) > 1:
+        shown[label("train_data")] = cells(distances, "train_data")
     shown |= {
-        label("method"): [method_name(row["method"]) for row in rows],
         label("acceptance_weight"): [_plain(row["acceptance_weight"]) for row in rows],
         label("dial"): [_plain(row["dial"]) for row in rows],
         label("num_heads"): [_plain(row["num_heads"]) for row in rows],

@@ -153,7 +153,7 @@ class RecordSet:
         ends = ("", "_low", "_high", "_undefined_frac")
         columns = [f"{name}{end}" for name in names for end in ends]
         bounds = [f"acceptance_above_{line}_bound" for line in lines]
-        heads = ["method", "acceptance_weight", "dial", "num_heads"]
+        heads = ["method", "train_data", "acceptance_weight", "dial", "num_heads"]
         return _concat(parts, [*PANEL_COLUMNS, *heads, *columns, *bounds])
 
     @property

@@ -68,6 +68,19 @@ def test_dials_of_one_head_are_rows_of_their_own():
     assert table["acceptance_weight"].isna().all()
 
 
+def test_heads_that_were_trained_on_other_data_are_rows_of_their_own():
+    """A head that was brought from another task used to be averaged with the task's own."""
+    heads = [
+        head("own", 0.8, [1, 1, 1, 1], train_data="here"),
+        head("brought", 0.8, [0, 0, 0, 0], train_data="elsewhere"),
+        head("unknown", 0.8, [1, 1, 0, 0], train_data=None),
+    ]
+    table = distances_over_heads(pd.concat([*STATIC, *heads]), num_resamples=20)
+    assert table["train_data"].fillna("?").tolist() == ["elsewhere", "here", "?"]
+    assert table["num_heads"].tolist() == [1, 1, 1]
+    assert table["quality_above_hull"].tolist() == pytest.approx([-0.5, 0.5, 0.0])
+
+
 def test_heads_that_read_other_things_are_rows_of_their_own_and_controls_are_passed_over():
     heads = [
         head("hidden", 0.8, [1, 1, 1, 1], dial=0.0),

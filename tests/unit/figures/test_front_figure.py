@@ -228,6 +228,13 @@ def test_plain_decoding_stands_in_the_panel_of_every_draft_length(table):
         assert set(plain.get_ydata()) == {0.94}
 
 
+def test_a_head_from_other_data_says_so(table):
+    own = table.assign(train_data="arithmetic")
+    assert notes(plot_front(own)) == notes(plot_front(table))
+    brought = own.assign(train_data=own["train_data"].mask(own["acceptance_weight"] == 1.5, "mbpp"))
+    assert notes(plot_front(brought))[0.95, 0.9] == "λ=1.5 from mbpp"
+
+
 def test_dials_and_other_settings_are_told_beside_their_points(table):
     table.iloc[9, table.columns.get_loc("dial")] = -2.0
     assert notes(plot_front(table))[0.95, 0.9] == "λ=1.5, dial=-2"

@@ -25,7 +25,8 @@ def distances(**changes):
         f"{what}_above_{line}" for line in ("hull", "curve") for what in ("quality", "acceptance")
     ]
     row = {"model": "tiny", "data": "arithmetic", "temperature": 1.0, "draft_length": 5}
-    row |= {"method": "features_head", "acceptance_weight": 1.5, "dial": 0.0, "num_heads": 3}
+    row |= {"method": "features_head", "train_data": "arithmetic", "acceptance_weight": 1.5}
+    row |= {"dial": 0.0, "num_heads": 3}
     for place, name in enumerate(names):
         row |= {name: 0.1 * (place + 1), f"{name}_low": 0.05, f"{name}_high": 0.5}
         row |= {f"{name}_undefined_frac": 0.0}
@@ -40,6 +41,12 @@ def test_distances_show_both_ways_from_hull_and_curve():
     cells = [text for name, text in row.items() if "above" in name]
     assert cells == [f"+0.{place}00 [+0.050, +0.500]" for place in (1, 2, 3, 4)]
     assert label("temperature") not in row
+    assert label("train_data") not in row
+
+
+def test_distances_tell_where_heads_were_trained_if_that_differs():
+    table = pd.DataFrame([distances(), distances(train_data="mbpp"), distances(train_data=None)])
+    assert distance_table(table)[label("train_data")].tolist() == ["arithmetic", "mbpp", "–"]
 
 
 def test_without_a_two_sided_interval_the_bound_stands_with_its_share():
