@@ -90,7 +90,7 @@ def _train_and_evaluate(
                     f"stopped after {module.rollout_step} of {num_rollouts} rollouts, saved; "
                     f"{resume_advice(run_folder)}"
                 )
-        keeper.load_best(module)
+            keeper.load_best(module)
         module.head.eval().to(setup.pair.device)  # Lightning leaves it on the CPU
         if setup.fabric.is_global_zero:
             replace_folder(run_folder / HEAD_FOLDER, partial(save_head, module.head))
